@@ -1,0 +1,38 @@
+# The torch-free, Python-free static core: base, arena, step.
+
+add_library(tradewind_warnings INTERFACE)
+target_compile_options(tradewind_warnings INTERFACE -Wall -Wextra -Wconversion
+  $<$<BOOL:${TRADEWIND_WERROR}>:-Werror>)
+# Same bits on every ISA (docs/numbers.md): g++ contracts a*b+c by default once FMA is there.
+target_compile_options(tradewind_warnings INTERFACE -ffp-contract=off)
+if(TRADEWIND_SANITIZE)
+  target_compile_options(tradewind_warnings INTERFACE -fsanitize=${TRADEWIND_SANITIZE}
+    -fno-omit-frame-pointer -g)
+  target_link_options(tradewind_warnings INTERFACE -fsanitize=${TRADEWIND_SANITIZE})
+endif()
+
+# One object library per ISA, each in a namespace of its own.
+set(TRADEWIND_KERNEL_FLAGS -O3 -fno-math-errno -fno-trapping-math)
+function(tradewind_add_kernels isa)
+  add_library(tradewind_kernels_${isa} OBJECT csrc/step/kernels_${isa}.cpp)
+  target_include_directories(tradewind_kernels_${isa} PRIVATE csrc)
+  target_compile_options(tradewind_kernels_${isa} PRIVATE ${TRADEWIND_KERNEL_FLAGS} ${ARGN})
+  target_link_libraries(tradewind_kernels_${isa} PRIVATE tradewind_warnings)
+  target_sources(tradewind_core PRIVATE $<TARGET_OBJECTS:tradewind_kernels_${isa}>)
+endfunction()
+
+add_library(tradewind_core STATIC
+  csrc/arena/layout.cpp
+  csrc/arena/memory.cpp
+  csrc/step/cuda/library.cpp
+  csrc/step/isa.cpp
+  csrc/step/rule_table.cpp
+  csrc/step/sweep.cpp)
+target_include_directories(tradewind_core PUBLIC csrc)
+target_link_libraries(tradewind_core PUBLIC tradewind_warnings ${CMAKE_DL_LIBS})
+tradewind_add_kernels(baseline)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  tradewind_add_kernels(avx2 -mavx2 -mfma -mf16c)
+  tradewind_add_kernels(avx512 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c
+    -mprefer-vector-width=512)
+endif()

@@ -1,0 +1,122 @@
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <cmath>
+#include <utility>
+
+#include "bindings/register.h"
+#include "step/rule_table.h"
+#include "torch/optimizer_table.h"
+
+namespace tradewind::bindings {
+namespace {
+
+namespace py = pybind11;
+
+struct MeasureResult {
+  double norm = 0.0;  // of the gradients as they lie in memory
+  std::int64_t num_nonfinite = 0;
+  std::string first_nonfinite_name;
+  std::int64_t num_hot = 0;
+};
+
+// An OptimizerTable that knows which dicts its state tensors were put into.
+class Table : public OptimizerTable {
+ public:
+  MeasureResult measure_all() {
+    const py::gil_scoped_release release;
+    const Measure& measured = measure();
+    return {std::sqrt(measured.sum_of_squares()), measured.num_nonfinite(), first_nonfinite_name(),
+            num_hot()};
+  }
+
+  // Fills `entry` (the optimizer's state dict of this parameter) with tensors over the arena.
+  void add_state_to(std::int64_t parameter_idx, const py::dict& entry, const RuleInfo& rule,
+                    bool is_first) {
+    State state = add_state(parameter_idx, is_first);
+    Handed handed{entry, {}};
+    const auto put = [&](const char* name, const at::Tensor& tensor) {
+      const py::str key(name);
+      const py::object wrapped = py::cast(tensor);
+      entry[key] = wrapped;
+      handed.tensors.emplace_back(key, wrapped);
+    };
+    if (state.step.defined()) put("step", state.step);
+    for (std::size_t i = 0; i < state.tensors.size(); ++i) {
+      put(rule.state_names[i], state.tensors[i]);
+    }
+    handed_.push_back(std::move(handed));
+  }
+
+  // Whether every state tensor handed out still stands in its dict.
+  [[nodiscard]] bool owns_states() const {
+    for (const Handed& handed : handed_) {
+      for (const auto& [key, tensor] : handed.tensors) {
+        if (PyDict_GetItemWithError(handed.entry.ptr(), key.ptr()) != tensor.ptr()) return false;
+      }
+    }
+    return true;
+  }
+
+  [[nodiscard]] std::int64_t num_states() const {
+    return static_cast<std::int64_t>(handed_.size());
+  }
+
+ private:
+  struct Handed {
+    py::dict entry;
+    std::vector<std::pair<py::str, py::object>> tensors;
+  };
+  std::vector<Handed> handed_;
+};
+
+void sweep(Table& table, const std::vector<std::pair<std::vector<double>, bool>>& groups,
+           double gradient_multiplier) {
+  const py::gil_scoped_release release;
+  std::vector<GroupOptions> options;
+  for (const auto& [values, maximize] : groups) options.push_back({values, maximize});
+  table.sweep(options, gradient_multiplier);
+}
+
+}  // namespace
+
+void register_optimizer(py::module_& module) {
+  py::class_<MeasureResult>(module, "MeasureResult")
+      .def_readonly("norm", &MeasureResult::norm)
+      .def_readonly("num_nonfinite", &MeasureResult::num_nonfinite)
+      .def_readonly("first_nonfinite_name", &MeasureResult::first_nonfinite_name)
+      .def_readonly("num_hot", &MeasureResult::num_hot);
+  py::class_<Table> table(module, "OptimizerTable");
+  table.def(py::init<>())
+      .def("add_group", &Table::add_group, py::arg("rule_name"), py::arg("parameters"),
+           py::arg("names"))
+      .def("collect", &Table::collect)
+      .def("measure", &Table::measure_all)
+      .def("missing_state", &Table::missing_state)
+      .def("add_state", &Table::add_state_to, py::arg("parameter_idx"), py::arg("entry"),
+           py::arg("rule"), py::arg("is_first"))
+      .def("owns_states", &Table::owns_states)
+      .def("sweep", &sweep, py::arg("groups"), py::arg("gradient_multiplier"))
+      .def("release_gradients", &Table::release_gradients)
+      .def("enable_hot_measure", &Table::enable_hot_measure)
+      .def(
+          "set_hot",
+          [](Table& self, bool enabled) {
+            if (self.hot_measure() != nullptr) self.hot_measure()->set_enabled(enabled);
+          },
+          py::arg("enabled"))
+      .def("install_hooks",
+           [](Table& self) {
+             if (self.hot_measure() != nullptr) self.hot_measure()->install();
+           })
+      .def("remove_hooks",
+           [](Table& self) {
+             if (self.hot_measure() != nullptr) self.hot_measure()->remove();
+           })
+      .def_property_readonly("num_parameters", &Table::num_parameters)
+      .def_property_readonly("num_states", &Table::num_states)
+      .def_property_readonly("state_bytes", &Table::state_bytes);
+  refuse_copies(table, "OptimizerTable");
+}
+
+}  // namespace tradewind::bindings

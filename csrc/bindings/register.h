@@ -1,0 +1,28 @@
+// One function a room; module.cpp calls them. Bindings only translate: values are checked in Python
+// configuration and in the core.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <string>
+
+namespace tradewind::bindings {
+
+void register_exceptions();
+void register_arena(pybind11::module_& module);
+void register_step(pybind11::module_& module);
+void register_cuda(pybind11::module_& module);
+void register_optimizer(pybind11::module_& module);
+
+// Native handles own memory that a copy could not share: pickle and deepcopy say so by name.
+template <class Class>
+void refuse_copies(Class& cls, const std::string& name) {
+  const auto refuse = [name](const pybind11::object&, const pybind11::args&) -> pybind11::object {
+    throw pybind11::type_error(name +
+                               " is a native handle and cannot be pickled or copied; use "
+                               "state_dict() of the model or optimizer that owns it");
+  };
+  for (const char* method : {"__reduce_ex__", "__deepcopy__", "__copy__"}) cls.def(method, refuse);
+}
+
+}  // namespace tradewind::bindings

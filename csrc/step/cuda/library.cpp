@@ -1,0 +1,45 @@
+#include "step/cuda/library.h"
+
+#include <dlfcn.h>
+
+#include "base/error.h"
+
+namespace tradewind {
+namespace {
+
+template <class Function>
+Function find(void* handle, const char* name, const std::string& path) {
+  void* symbol = dlsym(handle, name);
+  if (symbol == nullptr) {
+    fail(ErrorKind::kBadState, path, ": expected the function ", name,
+         ", found none; rebuild with: make gpu");
+  }
+  return reinterpret_cast<Function>(symbol);
+}
+
+}  // namespace
+
+CudaLibrary::CudaLibrary(const std::string& path) {
+  void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) {
+    fail(ErrorKind::kBadState, path, ": could not be opened (", dlerror(),
+         "); build it with nvcc on the PATH: make gpu");
+  }
+  const auto version = find<decltype(&tradewind_cuda_interface_version)>(
+      handle, "tradewind_cuda_interface_version", path);
+  if (version() != TRADEWIND_CUDA_INTERFACE_VERSION) {
+    fail(ErrorKind::kBadState, path, ": expected interface version ",
+         TRADEWIND_CUDA_INTERFACE_VERSION, ", found ", version(), "; rebuild with: make gpu");
+  }
+  probe = find<decltype(probe)>(handle, "tradewind_cuda_probe", path);
+  adamw = find<decltype(adamw)>(handle, "tradewind_cuda_adamw", path);
+  error_text = find<decltype(error_text)>(handle, "tradewind_cuda_error_text", path);
+}
+
+void CudaLibrary::check(int code, const char* subject) const {
+  if (code != 0) {
+    fail(ErrorKind::kBadState, subject, ": CUDA error ", code, ", ", error_text(code));
+  }
+}
+
+}  // namespace tradewind

@@ -1,0 +1,34 @@
+// The rules as data: names, options and states by index, and each rule's scalars behind a function
+// pointer, so that callers need no templates. The index is the rule's place in AllRules.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "step/rules/all.h"
+
+namespace tradewind {
+
+inline constexpr int kNumRules = AllRules::kSize;
+
+// Room for any rule's Scalars<T>; which T, the parameter's dtype says.
+struct ScalarBlock {
+  alignas(16) std::byte bytes[96];
+};
+
+struct RuleInfo {
+  std::string_view name;
+  std::span<const char* const> option_names;
+  std::span<const char* const> state_names;
+  bool counts_steps;
+  void (*scalars_float)(const double* options, std::int64_t step, bool is_first, ScalarBlock* out);
+  void (*scalars_double)(const double* options, std::int64_t step, bool is_first, ScalarBlock* out);
+};
+
+std::span<const RuleInfo> rules();
+// The rule's index. Throws Error(kBadValue) that lists the known names.
+int find_rule(std::string_view name);
+
+}  // namespace tradewind

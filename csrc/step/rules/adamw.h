@@ -1,0 +1,62 @@
+// AdamW: Adam with decoupled weight decay (Loshchilov and Hutter, "Decoupled Weight Decay
+// Regularization", 2019), optionally AMSGrad (Reddi, Kale and Kumar, 2018), as torch.optim.AdamW
+// defines it.
+#pragma once
+
+#include "step/rule.h"
+
+namespace tradewind {
+
+template <bool kAmsgrad>
+struct AdamWRule {
+  static constexpr const char* kName = kAmsgrad ? "adamw_amsgrad" : "adamw";
+  static constexpr const char* kOptionNames[] = {"lr", "beta1", "beta2", "eps", "weight_decay"};
+  static constexpr int kNumStates = kAmsgrad ? 3 : 2;
+  static constexpr const char* kStateNames[] = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"};
+  static constexpr bool kCountsSteps = true;
+
+  struct Options {
+    double lr, beta1, beta2, eps, weight_decay;
+  };
+
+  template <class T>
+  struct Scalars {
+    T keep;  // 1 - lr * weight decay
+    T beta1, one_minus_beta1, beta2, one_minus_beta2;
+    T inverse_root_bias2;  // 1 / sqrt(1 - beta2^t)
+    T eps, step_size;      // step size: lr / (1 - beta1^t)
+  };
+
+  template <class T>
+  static Scalars<T> scalars(const Options& options, std::int64_t step, bool /*is_first*/) {
+    const double bias1 = 1.0 - power(options.beta1, step);
+    const double bias2 = 1.0 - power(options.beta2, step);
+    return {static_cast<T>(1.0 - options.lr * options.weight_decay),
+            static_cast<T>(options.beta1),
+            static_cast<T>(1.0 - options.beta1),
+            static_cast<T>(options.beta2),
+            static_cast<T>(1.0 - options.beta2),
+            static_cast<T>(1.0 / root(bias2)),
+            static_cast<T>(options.eps),
+            static_cast<T>(options.lr / bias1)};
+  }
+
+  template <class T>
+  TRADEWIND_RULE static void apply(const Scalars<T>& s, T gradient, T& parameter,
+                                   T (&states)[kNumStates]) {
+    T& average = states[0];
+    T& square = states[1];
+    average = average * s.beta1 + gradient * s.one_minus_beta1;
+    square = square * s.beta2 + gradient * gradient * s.one_minus_beta2;
+    T second = square;
+    if constexpr (kAmsgrad) {
+      // Written so that a NaN second moment stays NaN, as torch.maximum keeps it.
+      states[2] = states[2] > second ? states[2] : second;
+      second = states[2];
+    }
+    const T denominator = root(second) * s.inverse_root_bias2 + s.eps;
+    parameter = parameter * s.keep - s.step_size * (average / denominator);
+  }
+};
+
+}  // namespace tradewind

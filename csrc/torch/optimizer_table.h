@@ -1,0 +1,100 @@
+// The native half of an optimizer on the CPU: which parameters it steps, their state in arenas, and
+// one step over all of them. It holds the parameters (not their memory, which is theirs to change)
+// and owns the state arenas; state tensors handed out keep their arena alive. One thread at a time:
+// the one that runs forward and step.
+//
+// A step is collect() -> measure() (optional) -> add_state() for what missing_state() lists ->
+// sweep(). Nothing of the model changes before sweep().
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "arena/layout.h"
+#include "arena/memory.h"
+#include "step/sweep.h"
+#include "torch/hot_measure.h"
+
+namespace tradewind {
+
+// What one param group sets for one step, in the order of its rule's option_names.
+struct GroupOptions {
+  std::vector<double> values;
+  bool maximize = false;
+};
+
+class OptimizerTable {
+ public:
+  OptimizerTable();
+  ~OptimizerTable();
+  OptimizerTable(const OptimizerTable&) = delete;
+  OptimizerTable& operator=(const OptimizerTable&) = delete;
+
+  // Adds a param group; group indices count from 0. Throws Error naming the parameter for one that
+  // is not a dense CPU tensor of a floating dtype, or that overlaps another in memory.
+  void add_group(std::string_view rule_name, const std::vector<at::Tensor>& parameters,
+                 const std::vector<std::string>& names);
+
+  // Takes up this step's gradients. Returns how many parameters have one. Throws naming the
+  // parameter for a gradient that is sparse, or of another dtype, device or shape.
+  std::int64_t collect();
+  // Measures what collect() took, from hot sums where they still hold.
+  const Measure& measure();
+  [[nodiscard]] std::int64_t num_hot() const { return num_hot_; }
+  // The first parameter with a NaN or infinite gradient after measure(); empty if there is none.
+  [[nodiscard]] std::string first_nonfinite_name() const;
+  // Indices (over all groups, in order of addition) of collected parameters that have no state yet.
+  [[nodiscard]] std::vector<std::int64_t> missing_state() const;
+
+  struct State {
+    std::vector<at::Tensor> tensors;  // by the rule's state_names, zero, shaped like the parameter
+    at::Tensor step;                  // 0-d float32, or undefined where the rule counts none
+  };
+  // Gives a parameter its state. `is_first`: the next sweep is the rule's first for this parameter;
+  // false where the caller fills the state from elsewhere.
+  State add_state(std::int64_t parameter_idx, bool is_first);
+
+  // Applies the rules to what collect() took. Throws before any change where a group's options are
+  // NaN or too few.
+  void sweep(const std::vector<GroupOptions>& groups, double gradient_multiplier);
+  // Drops every gradient, as zero_grad(set_to_none=True) does.
+  void release_gradients();
+
+  void enable_hot_measure();
+  [[nodiscard]] HotMeasure* hot_measure() const { return hot_measure_.get(); }
+
+  [[nodiscard]] std::int64_t num_parameters() const {
+    return static_cast<std::int64_t>(parameters_.size());
+  }
+  [[nodiscard]] std::int64_t state_bytes() const;
+
+ private:
+  struct Group;
+  struct Entry;
+
+  void check_overlap();
+  void take_gradient(std::size_t idx);
+  [[nodiscard]] std::vector<ScalarBlock> make_scalars(const std::vector<GroupOptions>& groups);
+
+  std::vector<std::shared_ptr<Group>> groups_;
+  std::vector<at::Tensor> parameters_;
+  std::vector<Entry> entries_;
+  std::vector<SweepSlot> active_;
+  std::vector<std::size_t> active_entries_;
+  std::vector<at::Tensor> held_gradients_;
+  struct WriteBack {
+    at::Tensor parameter, dense;
+  };
+  std::vector<WriteBack> write_backs_;
+  std::vector<const void*> checked_memory_;
+  Measure measure_;
+  std::int64_t num_hot_ = 0;
+  std::unique_ptr<HotMeasure> hot_measure_;
+};
+
+}  // namespace tradewind

@@ -1,0 +1,45 @@
+// A model's parameters in arenas. Adoption is all or nothing: every parameter is checked before the
+// first moves. Each then has storage of its own over its slot; the objects stay the same ones.
+// Their arenas live until the last tensor over them is gone. One thread: the one that runs the
+// step.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "arena/layout.h"
+#include "arena/memory.h"
+
+namespace tradewind {
+
+class ParameterArena {
+ public:
+  // Throws Error naming the parameter that cannot be adopted and why; the model is then as it was.
+  // Adds at most one copy of the parameters at the peak, and none after.
+  ParameterArena(std::vector<at::Tensor> parameters, std::vector<std::string> names,
+                 const LayoutOptions& options);
+
+  // Finds parameters whose memory is no longer their slot's (`.data =`, `.to()`) and copies them
+  // back in. Returns their indices. Throws, before any change, where dtype, device or shape differ.
+  std::vector<std::int64_t> bring_home();
+
+  [[nodiscard]] const Layout& layout() const { return layout_; }
+  [[nodiscard]] std::int64_t size_bytes() const;
+
+ private:
+  void check(std::size_t idx) const;
+  void move_in(std::size_t idx);
+  [[nodiscard]] std::byte* slot_data(std::size_t idx) const;
+
+  std::vector<at::Tensor> parameters_;
+  std::vector<std::string> names_;
+  Layout layout_;
+  std::vector<std::shared_ptr<ArenaMemory>> arenas_;
+  std::vector<at::Tensor> homes_;  // a tensor over each slot, as the parameter was adopted
+};
+
+}  // namespace tradewind

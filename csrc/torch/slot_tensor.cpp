@@ -1,0 +1,71 @@
+#include "torch/slot_tensor.h"
+
+#include <c10/core/Storage.h>
+#include <c10/core/TensorImpl.h>
+
+#include <sstream>
+#include <utility>
+
+namespace tradewind {
+namespace {
+
+using Keeper = std::shared_ptr<const void>;
+
+void release_keeper(void* context) { delete static_cast<Keeper*>(context); }
+
+}  // namespace
+
+std::optional<DType> arena_dtype(at::ScalarType scalar_type) {
+  switch (scalar_type) {
+    case at::kFloat: return DType::kFloat32;
+    case at::kDouble: return DType::kFloat64;
+    case at::kBFloat16: return DType::kBFloat16;
+    case at::kHalf: return DType::kFloat16;
+    case at::kChar: return DType::kInt8;
+    case at::kByte: return DType::kUInt8;
+    case at::kShort: return DType::kInt16;
+    case at::kInt: return DType::kInt32;
+    case at::kLong: return DType::kInt64;
+    case at::kBool: return DType::kBool;
+    case at::kComplexFloat: return DType::kComplex64;
+    case at::kComplexDouble: return DType::kComplex128;
+    default: return std::nullopt;
+  }
+}
+
+bool is_dense(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->is_non_overlapping_and_dense();
+}
+
+bool same_layout(const at::Tensor& a, const at::Tensor& b) {
+  if (a.sizes() != b.sizes()) return false;
+  if (a.strides() == b.strides()) return true;
+  // Strides of extents of one say nothing about memory.
+  if (!is_dense(a) || !is_dense(b)) return false;
+  for (std::int64_t dim = 0; dim < a.dim(); ++dim) {
+    if (a.size(dim) > 1 && a.stride(dim) != b.stride(dim)) return a.numel() == 0;
+  }
+  return true;
+}
+
+at::Tensor tensor_over(const at::Tensor& like, void* data, std::shared_ptr<const void> keeper) {
+  const auto num_bytes = static_cast<std::size_t>(like.numel()) * like.element_size();
+  auto* context = new Keeper(std::move(keeper));
+  auto storage = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), num_bytes,
+      c10::DataPtr(data, context, &release_keeper, like.device()), /*allocator=*/nullptr,
+      /*resizable=*/false);
+  const auto key = like.is_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU;
+  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(std::move(storage)), c10::DispatchKeySet(key), like.dtype());
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides());
+  return tensor;
+}
+
+std::string shape_text(const at::Tensor& tensor) {
+  std::ostringstream text;
+  text << tensor.sizes();
+  return text.str();
+}
+
+}  // namespace tradewind

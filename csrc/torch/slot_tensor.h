@@ -1,0 +1,30 @@
+// Tensors over arena slots. Each gets a StorageImpl of its own that covers just its slot and keeps
+// the arena alive, so that torch.save, deepcopy and safetensors see one parameter, not the arena.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "arena/dtype.h"
+
+namespace tradewind {
+
+// The arena's name for a torch dtype, if an arena can hold it.
+std::optional<DType> arena_dtype(at::ScalarType scalar_type);
+
+// Elements occupy one gapless run of memory, in whatever order.
+bool is_dense(const at::Tensor& tensor);
+// Same shape and the same order of elements in memory.
+bool same_layout(const at::Tensor& a, const at::Tensor& b);
+
+// A tensor with `like`'s dtype, device, sizes and strides over `data`. `like` must be dense.
+// SAFETY: `data` holds like's bytes and lives as long as `keeper`.
+at::Tensor tensor_over(const at::Tensor& like, void* data, std::shared_ptr<const void> keeper);
+
+// torch.Size's way of printing, for messages.
+std::string shape_text(const at::Tensor& tensor);
+
+}  // namespace tradewind

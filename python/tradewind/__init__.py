@@ -1,0 +1,61 @@
+"""Tradewind: a training engine for people who rent their accelerators.
+
+`import tradewind as tw` loads nothing but this page (PEP 562): torch and the native module are
+loaded by the first name that needs them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tradewind import optim as optim
+    from tradewind.engine import Engine as Engine
+    from tradewind.engine import StepResult as StepResult
+    from tradewind.optim.recipe import SGD as SGD
+    from tradewind.optim.recipe import AdamW as AdamW
+    from tradewind.optim.recipe import Recipe as Recipe
+    from tradewind.place import Place as Place
+    from tradewind.place import place as place
+    from tradewind.track import Histogram as Histogram
+    from tradewind.track import Image as Image
+    from tradewind.track import log as log
+
+_MODULE_OF = {
+    "AdamW": "tradewind.optim.recipe",
+    "Engine": "tradewind.engine",
+    "Histogram": "tradewind.track",
+    "Image": "tradewind.track",
+    "Place": "tradewind.place",
+    "Recipe": "tradewind.optim.recipe",
+    "SGD": "tradewind.optim.recipe",
+    "StepResult": "tradewind.engine",
+    "log": "tradewind.track",
+    "place": "tradewind.place",
+}
+_SUBMODULES = ("doctor", "optim", "progress", "report", "track")
+
+__all__ = ["__version__", "optim", *_MODULE_OF]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            return version("tradewind")
+        except PackageNotFoundError:
+            return "0.0.0+source"
+    if name in _MODULE_OF:
+        value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    elif name in _SUBMODULES:
+        value = importlib.import_module(f"tradewind.{name}")
+    else:
+        raise AttributeError(f"module 'tradewind' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_SUBMODULES})

@@ -1,0 +1,93 @@
+"""AdamW as `torch.optim.AdamW` defines it, in one native pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.optim.optimizer import ParamsT
+
+from tradewind.optim.fused import FusedOptimizer, check_range
+
+
+class AdamW(FusedOptimizer):
+    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019); optionally AMSGrad.
+
+    Same mathematics, defaults, param groups and state dict as `torch.optim.AdamW` (2.13), so the two
+    can load each other's state.
+
+    Args:
+        params: parameters, dicts of param groups, or (name, parameter) pairs; float32, float64,
+            bfloat16 or float16. State has the parameter's dtype; arithmetic is float32 (float64 for
+            float64 parameters).
+        lr: learning rate, a float or a one-element tensor.
+        betas: decay of the running averages of the gradient and of its square, each in [0, 1).
+        eps: added to the denominator.
+        weight_decay: decoupled decay, per unit of lr.
+        amsgrad: divide by the largest second moment so far.
+        maximize: ascend instead of descend.
+        clip_norm: scale gradients of this optimizer so that their joint 2-norm is at most this, as
+            `torch.nn.utils.clip_grad_norm_` would, without touching `.grad`; None does not clip.
+        foreach, fused: accepted and ignored: the step is always one pass.
+        capturable, differentiable: True raises NotImplementedError.
+
+    Raises:
+        ValueError: an option out of range, no parameters, or a parameter given twice.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        clip_norm: float | None = None,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "amsgrad": amsgrad,
+            "maximize": maximize,
+            "foreach": foreach,
+            "capturable": capturable,
+            "differentiable": differentiable,
+            "fused": fused,
+            "decoupled_weight_decay": True,
+        }
+        super().__init__(params, defaults, clip_norm=clip_norm)
+
+    @staticmethod
+    def _rule_name(group: dict[str, Any]) -> str:
+        return "adamw_amsgrad" if group["amsgrad"] else "adamw"
+
+    @staticmethod
+    def _option_values(group: dict[str, Any]) -> list[float]:
+        beta1, beta2 = group["betas"]
+        return [
+            float(group["lr"]),
+            float(beta1),
+            float(beta2),
+            float(group["eps"]),
+            float(group["weight_decay"]),
+        ]
+
+    @staticmethod
+    def _check_group(group: dict[str, Any]) -> None:
+        check_range("lr", group["lr"], low=0.0)
+        check_range("eps", group["eps"], low=0.0)
+        check_range("weight_decay", group["weight_decay"], low=0.0)
+        betas = group["betas"]
+        if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+            raise ValueError(f"betas: expected two numbers in [0, 1), got {betas!r}")
+        for index, beta in enumerate(betas):
+            check_range(f"betas[{index}]", beta, low=0.0, below=1.0)

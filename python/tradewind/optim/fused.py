@@ -1,0 +1,285 @@
+"""What every Tradewind optimizer shares: the `torch.optim.Optimizer` contract around the native
+table. State tensors live in arenas and are handed out through `self.state`, where users, schedulers
+and `state_dict()` find them as they find torch's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, overload
+
+import torch
+from torch.optim.optimizer import Optimizer, ParamsT
+
+from tradewind._core import native
+from tradewind.optim import cuda
+
+_NOT_BUILT = ("capturable", "differentiable")
+
+
+def check_range(
+    name: str, value: Any, *, low: float | None = None, below: float | None = None
+) -> None:
+    """Raise ValueError unless `value` is a number (not NaN) with low <= value < below.
+
+    Tensors must hold one element.
+    """
+    expected = "a number"
+    if low is not None:
+        expected = f"a number >= {low:g}" if below is None else f"a number in [{low:g}, {below:g})"
+    if isinstance(value, torch.Tensor) and value.numel() != 1:
+        raise ValueError(
+            f"{name}: expected a tensor of one element, got shape {tuple(value.shape)}"
+        )
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name}: expected {expected}, got {value!r}") from None
+    out_of_range = (low is not None and number < low) or (below is not None and number >= below)
+    if math.isnan(number) or out_of_range:
+        raise ValueError(f"{name}: expected {expected}, got {number:g}")
+
+
+@dataclass
+class Outcome:
+    """What one step did. `norm` is that of the unscaled gradients, before clipping."""
+
+    norm: float | torch.Tensor | None = None
+    clip_factor: float = 1.0
+    num_nonfinite: int = 0
+    first_nonfinite_name: str = ""
+    num_hot: int = 0
+    applied: bool = True
+
+
+@dataclass
+class Orders:
+    """What an Engine asks of the next step, beyond what the optimizer does by itself."""
+
+    gradient_multiplier: float = 1.0
+    measure: bool = False
+    veto_nonfinite: bool = False
+
+
+class FusedOptimizer(Optimizer):
+    """Base of `tw.optim`. A subclass gives its rule's name, option values and checks."""
+
+    _step_supports_amp_scaling: ClassVar[bool] = False
+    # Rebuilt whenever groups, rules or the state dicts change under us.
+    _table: native.OptimizerTable | None = None
+    _orders: Orders | None = None
+    clip_norm: float | None = None
+    outcome: Outcome | None = None
+    has_cuda_parameters = False
+
+    @staticmethod
+    def _rule_name(group: dict[str, Any]) -> str:
+        raise NotImplementedError
+
+    @staticmethod
+    def _option_values(group: dict[str, Any]) -> list[float]:
+        raise NotImplementedError
+
+    @staticmethod
+    def _check_group(group: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def __init__(
+        self, params: ParamsT, defaults: dict[str, Any], *, clip_norm: float | None = None
+    ) -> None:
+        if clip_norm is not None:
+            check_range("clip_norm", clip_norm, low=0.0)
+        self._check_group(defaults)
+        self._hot = False
+        self.clip_norm = clip_norm
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a param group; options it does not set are the optimizer's defaults.
+
+        Raises ValueError, with the optimizer unchanged, for options out of range and for a
+        parameter that is already in a group, or twice in this one.
+        """
+        merged = {**self.defaults, **param_group}
+        self._check_group(merged)
+        for name in _NOT_BUILT:
+            if merged.get(name):
+                raise NotImplementedError(f"{type(self).__name__}({name}=True) is not built yet")
+        given = param_group["params"]
+        if not isinstance(given, torch.Tensor):
+            given = param_group["params"] = list(given)
+            tensors = [item[1] if isinstance(item, tuple) else item for item in given]
+            if len({id(tensor) for tensor in tensors}) != len(tensors):
+                raise ValueError(
+                    "params: expected each parameter once, got a parameter group with duplicate "
+                    "parameters"
+                )
+        super().add_param_group(param_group)
+        self._table = None
+
+    # --- the step -------------------------------------------------------------------------------
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Update every parameter that has a gradient. Returns the closure's loss, if one is given.
+
+        Raises:
+            RuntimeError: a sparse gradient, or one of another dtype, device or shape than its
+                parameter; nothing is updated.
+            ValueError: an option that has become NaN; nothing is updated.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        orders, self._orders = self._orders or Orders(), None
+        groups = [
+            (self._option_values(group), bool(group["maximize"])) for group in self.param_groups
+        ]
+        table = self._current_table()
+        num_collected = table.collect()
+        on_cuda = cuda.collect(self)
+        if on_cuda and num_collected:
+            raise NotImplementedError(
+                "parameters on the CPU and on CUDA in one optimizer are not built yet; make one "
+                "optimizer for each device"
+            )
+        self.outcome = (
+            cuda.step(self, on_cuda, orders) if on_cuda else self._sweep(table, groups, orders)
+        )
+        return loss
+
+    def _sweep(
+        self,
+        table: native.OptimizerTable,
+        groups: list[tuple[list[float], bool]],
+        orders: Orders,
+    ) -> Outcome:
+        outcome = Outcome()
+        multiplier = orders.gradient_multiplier
+        if self.clip_norm is not None or orders.measure or orders.veto_nonfinite:
+            measured = table.measure()
+            outcome.norm = measured.norm * abs(multiplier)
+            outcome.num_nonfinite = measured.num_nonfinite
+            outcome.first_nonfinite_name = measured.first_nonfinite_name
+            outcome.num_hot = measured.num_hot
+            if orders.veto_nonfinite and measured.num_nonfinite:
+                outcome.applied = False
+                return outcome
+            if self.clip_norm is not None:
+                outcome.clip_factor = native.clip_factor(outcome.norm, float(self.clip_norm))
+        missing = table.missing_state()
+        for index in missing:
+            self._add_state(table, index, is_first=True)
+        if missing:
+            self._num_states_seen = len(self.state)
+        table.sweep(groups, multiplier * outcome.clip_factor)
+        return outcome
+
+    # --- the table and the state ----------------------------------------------------------------
+
+    def _current_table(self) -> native.OptimizerTable:
+        table = self._table
+        rule_names = [self._rule_name(group) for group in self.param_groups]
+        if (
+            table is None
+            or rule_names != self._rule_names
+            or self.state is not self._state_seen
+            or len(self.state) != self._num_states_seen
+            or not table.owns_states()
+        ):
+            table = self._build_table(rule_names)
+        return table
+
+    def _build_table(self, rule_names: list[str]) -> native.OptimizerTable:
+        """A table over the present groups, with whatever state there is copied into its arenas."""
+        table = native.OptimizerTable()
+        self._table_parameters: list[torch.Tensor] = []
+        self._table_rules: list[native.Rule] = []
+        for group_index, (group, rule_name) in enumerate(
+            zip(self.param_groups, rule_names, strict=True)
+        ):
+            names = group.get("param_names") or [
+                f"group{group_index}.param{i}" for i in range(len(group["params"]))
+            ]
+            chosen = [
+                (parameter, name)
+                for parameter, name in zip(group["params"], names, strict=True)
+                if not parameter.is_cuda
+            ]
+            table.add_group(rule_name, [p for p, _ in chosen], [name for _, name in chosen])
+            self._table_parameters += [p for p, _ in chosen]
+            self._table_rules += [native.rule(rule_name)] * len(chosen)
+        for index, parameter in enumerate(self._table_parameters):
+            if parameter in self.state and self.state[parameter]:
+                self._adopt_state(table, index, self.state[parameter])
+        self._rule_names = rule_names
+        self._state_seen = self.state
+        self._num_states_seen = len(self.state)
+        self.has_cuda_parameters = any(p.is_cuda for g in self.param_groups for p in g["params"])
+        if self._hot:
+            table.enable_hot_measure()
+        self._table = table
+        return table
+
+    def _add_state(self, table: native.OptimizerTable, index: int, *, is_first: bool) -> None:
+        entry = self.state[self._table_parameters[index]]
+        table.add_state(index, entry, self._table_rules[index], is_first)
+
+    def _adopt_state(
+        self, table: native.OptimizerTable, index: int, entry: dict[str, Any]
+    ) -> None:
+        """Move the state that stands in `entry` (ours of an older table, torch's, a copy's) in."""
+        rule = self._table_rules[index]
+        old = {name: entry.get(name) for name in (*rule.state_names, "step")}
+        if all(value is None for value in old.values()):
+            return
+        is_first = not rule.counts_steps and any(old[name] is None for name in rule.state_names)
+        self._add_state(table, index, is_first=is_first)
+        for name, value in old.items():
+            if value is None or name not in entry:
+                continue
+            if name == "step" and not rule.counts_steps:
+                continue
+            target = entry[name]
+            if isinstance(value, torch.Tensor) and value.shape != target.shape:
+                raise ValueError(
+                    f"state {name!r}: expected shape {tuple(target.shape)}, got "
+                    f"{tuple(value.shape)}; this state belongs to other parameters"
+                )
+            target.copy_(value if isinstance(value, torch.Tensor) else torch.tensor(float(value)))
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state dict of this optimizer or of its counterpart in `torch.optim`."""
+        super().load_state_dict(state_dict)
+        self._table = None
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.__dict__.setdefault("_hot", False)
+        for group in self.param_groups:
+            for name, value in self.defaults.items():
+                group.setdefault(name, value)
+        self._table = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "clip_norm": self.clip_norm}
+
+    # --- for the Engine -------------------------------------------------------------------------
+
+    def measure_while_hot(self) -> native.OptimizerTable:
+        """Measure gradients in backward, while they are in cache. Returns the table."""
+        self._hot = True
+        table = self._current_table()
+        table.enable_hot_measure()
+        return table
+
+    def order(self, orders: Orders) -> None:
+        """Orders for the next `step()` alone."""
+        self._orders = orders
