@@ -9,6 +9,7 @@
 #include "bindings/register.h"
 #include "step/cuda/library.h"
 #include "step/rule_table.h"
+#include "torch/slot_tensor.h"
 
 namespace tradewind::bindings {
 namespace {
@@ -19,7 +20,7 @@ float* device_floats(const at::Tensor& tensor, const at::Tensor& like, const cha
   if (!tensor.is_cuda() || tensor.scalar_type() != at::kFloat || tensor.sizes() != like.sizes() ||
       !tensor.is_contiguous()) {
     fail(ErrorKind::kBadValue, role, ": expected a contiguous float32 CUDA tensor of shape ",
-         like.sizes(), ", got ", tensor.scalar_type(), " ", tensor.sizes(), " on ",
+         like.sizes(), ", got ", dtype_text(tensor.scalar_type()), " ", tensor.sizes(), " on ",
          tensor.device());
   }
   // SAFETY: checked above; the kernel writes parameters and states only.

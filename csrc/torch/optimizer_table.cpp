@@ -43,8 +43,8 @@ DType check_parameter(const at::Tensor& parameter, const std::string& name) {
   }
   if (!dtype || !is_floating(*dtype)) {
     fail(ErrorKind::kBadType, "parameter '", name,
-         "': expected float32, float64, bfloat16 or float16, got ", parameter.scalar_type(),
-         "; leave it out of the optimizer, or convert it");
+         "': expected float32, float64, bfloat16 or float16, got ",
+         dtype_text(parameter.scalar_type()), "; leave it out of the optimizer, or convert it");
   }
   for (std::int64_t dim = 0; dim < parameter.dim(); ++dim) {
     if (parameter.stride(dim) == 0 && parameter.size(dim) > 1) {
@@ -66,8 +66,9 @@ void check_gradient(const at::Tensor& parameter, const at::Tensor& gradient,
   if (gradient.scalar_type() != parameter.scalar_type() ||
       gradient.device() != parameter.device() || gradient.sizes() != parameter.sizes()) {
     fail(ErrorKind::kBadState, "parameter '", name, "': expected a gradient of ",
-         parameter.scalar_type(), " ", shape_text(parameter), " on ", parameter.device(), ", got ",
-         gradient.scalar_type(), " ", shape_text(gradient), " on ", gradient.device());
+         dtype_text(parameter.scalar_type()), " ", shape_text(parameter), " on ",
+         parameter.device(), ", got ", dtype_text(gradient.scalar_type()), " ",
+         shape_text(gradient), " on ", gradient.device());
   }
 }
 
@@ -140,7 +141,7 @@ void OptimizerTable::take_gradient(std::size_t idx) {
   }
   if (arena_dtype(parameter.scalar_type()) != entry.dtype) {
     fail(ErrorKind::kBadState, "parameter '", entry.name, "': was ", dtype_name(entry.dtype),
-         " when the optimizer was made, is ", parameter.scalar_type(),
+         " when the optimizer was made, is ", dtype_text(parameter.scalar_type()),
          " now; convert the model before making the optimizer");
   }
   at::Tensor target = parameter;

@@ -18,7 +18,7 @@ Layout make_layout(const std::vector<at::Tensor>& parameters, const std::vector<
     const auto dtype = arena_dtype(parameters[i].scalar_type());
     if (!dtype) {
       fail(ErrorKind::kBadType, "parameter '", names[i], "': an arena cannot hold ",
-           parameters[i].scalar_type());
+           dtype_text(parameters[i].scalar_type()));
     }
     specs.push_back({names[i], parameters[i].sizes().vec(), *dtype});
   }
@@ -97,8 +97,9 @@ std::vector<std::int64_t> ParameterArena::bring_home() {
     if (parameter.scalar_type() != home.scalar_type() || parameter.device() != home.device() ||
         parameter.sizes() != home.sizes()) {
       fail(ErrorKind::kBadState, "parameter '", names_[i], "': the Engine adopted ",
-           home.scalar_type(), " ", shape_text(home), " on ", home.device(), ", found ",
-           parameter.scalar_type(), " ", shape_text(parameter), " on ", parameter.device(),
+           dtype_text(home.scalar_type()), " ", shape_text(home), " on ", home.device(), ", found ",
+           dtype_text(parameter.scalar_type()), " ", shape_text(parameter), " on ",
+           parameter.device(),
            "; call .to(), .half() or resize before the model is given to the Engine");
     }
     if (parameter.const_data_ptr() != home.const_data_ptr() && home.numel() > 0) {

@@ -62,6 +62,11 @@ at::Tensor tensor_over(const at::Tensor& like, void* data, std::shared_ptr<const
   return tensor;
 }
 
+std::string dtype_text(at::ScalarType scalar_type) {
+  const auto dtype = arena_dtype(scalar_type);
+  return dtype ? std::string(dtype_name(*dtype)) : c10::toString(scalar_type);
+}
+
 std::string shape_text(const at::Tensor& tensor) {
   std::ostringstream text;
   text << tensor.sizes();

@@ -24,7 +24,8 @@ bool same_layout(const at::Tensor& a, const at::Tensor& b);
 // SAFETY: `data` holds like's bytes and lives as long as `keeper`.
 at::Tensor tensor_over(const at::Tensor& like, void* data, std::shared_ptr<const void> keeper);
 
-// torch.Size's way of printing, for messages.
+// Names for messages: "float32", "[3, 4]".
+std::string dtype_text(at::ScalarType scalar_type);
 std::string shape_text(const at::Tensor& tensor);
 
 }  // namespace tradewind

@@ -273,6 +273,11 @@ class FusedOptimizer(Optimizer):
 
     # --- for the Engine -------------------------------------------------------------------------
 
+    @property
+    def native_table(self) -> native.OptimizerTable:
+        """The table over the present groups and state, brought up to date."""
+        return self._current_table()
+
     def measure_while_hot(self) -> native.OptimizerTable:
         """Measure gradients in backward, while they are in cache. Returns the table."""
         self._hot = True
