@@ -15,6 +15,7 @@ import os
 import socket
 import time
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 
 from tradewind.track.atomic import write_all
@@ -38,24 +39,15 @@ class RunLock:
 
     def __init__(self, folder: Path, started: str) -> None:
         """Take the lock of `folder`. Raises RunLockedError that names the owner, or OSError."""
-        self._key = _folder_key(folder)
         self._pid = os.getpid()
-        owner = _live.get(self._key)
-        if owner is not None and owner[0] == self._pid:
-            raise _refusal(folder, {"host": socket.gethostname(), "pid": owner[0],
-                                    "started": owner[1]}, "this process")  # fmt: skip
-        # setdefault is atomic under the GIL: of two threads that open at once, one wins.
-        claim = (self._pid, started)
-        if owner is not None:
-            _live.pop(self._key, None)  # a parent's entry, copied by fork; its lock file decides
-        if _live.setdefault(self._key, claim) is not claim:
-            raise _refusal(folder, {"pid": self._pid, "started": started}, "this process")
+        self._key = _folder_key(folder)
+        _register(self._key, folder, started)
         try:
             self._descriptor = _acquire(folder)
-            _write_owner(self._descriptor, started)
         except BaseException:
             _live.pop(self._key, None)
             raise
+        _write_owner(self._descriptor, started)
 
     def release(self) -> None:
         """Give the directory back; does nothing in a forked child or when called again."""
@@ -84,6 +76,17 @@ def is_owned(folder: Path) -> bool:
     return False
 
 
+def _register(key: _FolderKey, folder: Path, started: str) -> None:
+    owner = _live.get(key)
+    if owner is not None and owner[0] != os.getpid():
+        _live.pop(key, None)  # a parent's entry, copied by fork: the lock file decides
+    claim = (os.getpid(), started)
+    owner = _live.setdefault(key, claim)  # atomic under the GIL: of two threads, one wins
+    if owner is not claim:
+        facts = {"host": socket.gethostname(), "pid": owner[0], "started": owner[1]}
+        raise _refusal(folder, facts, "this process")
+
+
 def _acquire(folder: Path) -> int:
     path = folder / _LOCK_NAME
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -108,9 +111,12 @@ def _acquire(folder: Path) -> int:
 
 def _write_owner(descriptor: int, started: str) -> None:
     owner = {"host": socket.gethostname(), "pid": os.getpid(), "started": started}
-    os.ftruncate(descriptor, 0)
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    write_all(descriptor, json.dumps(owner).encode() + b"\n")
+    try:
+        os.ftruncate(descriptor, 0)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        write_all(descriptor, json.dumps(owner).encode() + b"\n")
+    except OSError:
+        pass  # the owner's name only serves the refusal's text; the lock is held
 
 
 def _read_owner(descriptor: int) -> dict[str, object]:
@@ -121,7 +127,7 @@ def _read_owner(descriptor: int) -> dict[str, object]:
     return value if isinstance(value, dict) else {}
 
 
-def _refusal(folder: Path, owner: dict[str, object], who: str) -> RunLockedError:
+def _refusal(folder: Path, owner: Mapping[str, object], who: str) -> RunLockedError:
     return RunLockedError(
         f"run directory {str(folder)!r} is in use by {who}: host {owner.get('host', 'unknown')}, "
         f"pid {owner.get('pid', 'unknown')}, started {owner.get('started', 'unknown')}; wait for "
