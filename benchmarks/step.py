@@ -18,9 +18,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from measuring import compile_stream, interleave, machine, ratios, show, summary, text
 
 import tradewind as tw
+from measuring import compile_stream, interleave, machine, ratios, show, summary, text
 
 SWEEP_BYTES = 28  # read parameter, gradient, two states; write parameter, two states; float32
 CLIP_NORM = 0.5

@@ -26,8 +26,8 @@ def main() -> None:
     version = read_version(root / "version.py")
     if not version.startswith(tuple(minor + "." for minor in SUPPORTED_MINORS)):
         sys.exit(
-            f"tradewind: expected torch {' or '.join(SUPPORTED_MINORS)}, found {version} in {root}. "
-            f"Run:\n    {COMMAND}"
+            f"tradewind: expected torch {' or '.join(SUPPORTED_MINORS)}, found {version} in "
+            f"{root}. Run:\n    {COMMAND}"
         )
     print(f"{root};{version}", end="")
 

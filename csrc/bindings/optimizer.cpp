@@ -1,4 +1,5 @@
 #include <pybind11/stl.h>
+#include <pybind11/typing.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <cmath>
@@ -31,8 +32,8 @@ class Table : public OptimizerTable {
   }
 
   // Fills `entry` (the optimizer's state dict of this parameter) with tensors over the arena.
-  void add_state_to(std::int64_t parameter_idx, const py::dict& entry, const RuleInfo& rule,
-                    bool is_first) {
+  void add_state_to(std::int64_t parameter_idx, const py::typing::Dict<py::str, py::object>& entry,
+                    const RuleInfo& rule, bool is_first) {
     State state = add_state(parameter_idx, is_first);
     Handed handed{entry, {}};
     const auto put = [&](const char* name, const at::Tensor& tensor) {
@@ -48,8 +49,9 @@ class Table : public OptimizerTable {
     handed_.push_back(std::move(handed));
   }
 
-  // Whether every state tensor handed out still stands in its dict.
+  // Whether every state tensor handed out still stands in its dict and fits its parameter.
   [[nodiscard]] bool owns_states() const {
+    if (!fits_parameters()) return false;
     for (const Handed& handed : handed_) {
       for (const auto& [key, tensor] : handed.tensors) {
         if (PyDict_GetItemWithError(handed.entry.ptr(), key.ptr()) != tensor.ptr()) return false;

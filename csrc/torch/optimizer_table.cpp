@@ -27,6 +27,7 @@ struct OptimizerTable::Entry {
   std::size_t group_idx = 0;
   std::size_t slot_idx = 0;  // within the group's layout
   DType dtype = DType::kFloat32;
+  std::vector<std::int64_t> sizes, strides;  // state has them too, where they are dense
   bool has_state = false;
   bool is_first = false;
   void* states[kMaxStates] = {};
@@ -97,7 +98,10 @@ void OptimizerTable::add_group(std::string_view rule_name,
     entry.name = names[i];
     entry.group_idx = groups_.size();
     entry.slot_idx = i;
-    specs.push_back({names[i], parameters[i].sizes().vec(), entry.dtype});
+    entry.sizes = parameters[i].sizes().vec();
+    entry.strides = parameters[i].strides().vec();
+    // By index: users may repeat names, or leave them empty.
+    specs.push_back({std::to_string(i), entry.sizes, entry.dtype});
     entries.push_back(std::move(entry));
   }
   group->layout = Layout::make(specs);
@@ -115,6 +119,16 @@ void OptimizerTable::add_group(std::string_view rule_name,
   parameters_.insert(parameters_.end(), parameters.begin(), parameters.end());
   std::move(entries.begin(), entries.end(), std::back_inserter(entries_));
   if (hot_measure_) enable_hot_measure();
+}
+
+bool OptimizerTable::fits_parameters() const {
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    if (parameters_[i].sizes() != entries_[i].sizes ||
+        parameters_[i].strides() != entries_[i].strides) {
+      return false;
+    }
+  }
+  return true;
 }
 
 std::int64_t OptimizerTable::collect() {
@@ -144,16 +158,23 @@ void OptimizerTable::take_gradient(std::size_t idx) {
          " when the optimizer was made, is ", dtype_text(parameter.scalar_type()),
          " now; convert the model before making the optimizer");
   }
+  if (parameter.sizes() != entry.sizes || parameter.strides() != entry.strides) {
+    fail(ErrorKind::kBadState, "parameter '", entry.name, "': was ", c10::IntArrayRef(entry.sizes),
+         " with strides ", c10::IntArrayRef(entry.strides), " when the table was made, is ",
+         parameter.sizes(), " with strides ", parameter.strides(), " now");
+  }
   at::Tensor target = parameter;
-  if (!is_dense(parameter)) {
+  if (!is_dense(parameter) || parameter.is_neg()) {
     target = copy_laid_out_like(parameter, parameter);
     write_backs_.push_back({parameter, target});
   }
   // Element i of every array must be the same element: bring the gradient into the parameter's
   // order.
-  if (!same_layout(gradient, target)) gradient = copy_laid_out_like(gradient, target);
+  if (!same_layout(gradient, target) || gradient.is_neg()) {
+    gradient = copy_laid_out_like(gradient, target);
+  }
   SweepSlot slot{entry.dtype,
-                 const_cast<void*>(target.const_data_ptr()),
+                 target.mutable_data_ptr(),
                  gradient.const_data_ptr(),
                  {},
                  target.numel(),

@@ -40,8 +40,11 @@ class OptimizerTable {
   void add_group(std::string_view rule_name, const std::vector<at::Tensor>& parameters,
                  const std::vector<std::string>& names);
 
+  // Whether each parameter still has the shape and strides that its state was laid out for.
+  [[nodiscard]] bool fits_parameters() const;
   // Takes up this step's gradients. Returns how many parameters have one. Throws naming the
-  // parameter for a gradient that is sparse, or of another dtype, device or shape.
+  // parameter for a gradient that is sparse, or of another dtype, device or shape, and for a
+  // parameter that fits_parameters() finds changed.
   std::int64_t collect();
   // Measures what collect() took, from hot sums where they still hold.
   const Measure& measure();

@@ -36,7 +36,7 @@ _MODULE_OF = {
 }
 _SUBMODULES = ("doctor", "optim", "progress", "report", "track")
 
-__all__ = ["__version__", "optim", *_MODULE_OF]  # noqa: PLE0604
+__all__ = ["__version__", "optim", *_MODULE_OF]
 
 
 def __getattr__(name: str) -> object:

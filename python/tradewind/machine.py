@@ -78,7 +78,7 @@ def _mounts(root: Path) -> list[tuple[Path, str]]:
     if text:
         rows = [line.split(" ") for line in text.splitlines()]
         return [(Path(_unescape(row[1])), row[2]) for row in rows if len(row) > 2]
-    import psutil
+    import psutil  # type: ignore[import-untyped,unused-ignore]
 
     return [(Path(part.mountpoint), part.fstype) for part in psutil.disk_partitions(all=True)]
 

@@ -122,9 +122,7 @@ def _ranks(env: Mapping[str, str]) -> dict[str, Any]:
         raise _malformed(env, "LOCAL_WORLD_SIZE", f"at most WORLD_SIZE, which is {world_size}")
     local_rank = _integer(env, "LOCAL_RANK", minimum=0, default=rank % local_world)
     _below(env, "LOCAL_RANK", local_rank, "LOCAL_WORLD_SIZE", local_world)
-    num_nodes = _integer(
-        env, "GROUP_WORLD_SIZE", minimum=1, default=-(-world_size // local_world)
-    )
+    num_nodes = _integer(env, "GROUP_WORLD_SIZE", minimum=1, default=-(-world_size // local_world))
     node_rank = _integer(env, "GROUP_RANK", minimum=0, default=rank // local_world)
     _below(env, "GROUP_RANK", node_rank, "GROUP_WORLD_SIZE", num_nodes)
     return {
@@ -174,9 +172,7 @@ def _path(env: Mapping[str, str], name: str) -> Path | None:
     return Path(value) if value else None
 
 
-def _integer(
-    env: Mapping[str, str], name: str, *, minimum: int, default: int | None = None
-) -> int:
+def _integer(env: Mapping[str, str], name: str, *, minimum: int, default: int | None = None) -> int:
     text = env.get(name, "")
     if not text and default is not None:
         return default

@@ -1,5 +1,5 @@
 """A model whose parameters live in arenas. The module, its parameter objects and their names stay
-what they were; only their memory moves. What cannot move is refused by name, before anything does."""
+what they were; only their memory moves. What cannot move is refused by name, beforehand."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ class AdoptedModel:
     def release(self) -> None:
         """Let another Engine adopt these parameters. Their memory stays where it is."""
         for parameter in self.parameters:
-            _adopted.pop(parameter, None)
+            if parameter in _adopted:
+                del _adopted[parameter]
 
     def bring_home(self) -> None:
         """Put back what left the arena since the last step: replaced objects and replaced memory.
@@ -58,7 +59,7 @@ class AdoptedModel:
         replaced = [site for site in self._sites if site[0].get(site[1]) is not site[2]]
         for holder, key, parameter, name in replaced:
             _check_replacement(name, parameter, holder.get(key))
-        for holder, key, parameter, name in replaced:
+        for holder, key, parameter, _ in replaced:
             newcomer = holder[key]
             assert newcomer is not None
             with torch.no_grad():

@@ -1,5 +1,5 @@
-"""The training loop's one object: adopts the model, runs backward and the fused step, keeps the run's
-record. Not thread-safe: use it from the thread that runs forward."""
+"""The training loop's one object: adopts the model, runs backward and the fused step, keeps the
+run's record. Not thread-safe: use it from the thread that runs forward."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from tradewind.meter import Meter
 from tradewind.optim.fused import FusedOptimizer, Orders, Outcome, check_range
 from tradewind.optim.recipe import Recipe
 from tradewind.place import place
+from tradewind.progress import Mode
 from tradewind.track import Run
 
 _PRECISIONS = ("fp32", "bf16", "fp16", "amp-bf16", "amp-fp16")
@@ -53,7 +54,8 @@ class Engine:
     Args:
         model: any `torch.nn.Module` on the CPU, compiled by `torch.compile` or not. Its parameters
             move into arenas; the module, its parameter objects and its names stay the same.
-        optimizer: a recipe (`tw.AdamW(lr=...)`) or a `tw.optim` optimizer of this model's parameters.
+        optimizer: a recipe (`tw.AdamW(lr=...)`), or a `tw.optim` optimizer of this model's
+            parameters.
         precision: "fp32", or "amp-bf16": forward under bfloat16 autocast, parameters, gradients and
             outputs of `engine(x)` in float32.
         clip_norm: largest joint 2-norm of the gradients; None does not clip.
@@ -89,7 +91,7 @@ class Engine:
         _check_precision(named, precision)
         self.accumulate = accumulate
         self.precision = precision
-        # Before adoption, so that a bad recipe leaves the model alone. Parameters keep their identity.
+        # Before adoption, so that a bad recipe leaves the model alone.
         self.optimizer = _make_optimizer(optimizer, named, clip_norm)
         run_path = os.environ.get("TRADEWIND_RUN") or run
         self._config = _describe(self.optimizer, precision, accumulate, model)
@@ -156,9 +158,9 @@ class Engine:
             )
         self._prepare_hooks()
         if self.accumulate == 1:
-            loss.backward()
+            torch.autograd.backward(loss)
         else:
-            loss.backward(gradient=torch.full_like(loss, 1.0 / self.accumulate))
+            torch.autograd.backward(loss, torch.full_like(loss, 1.0 / self.accumulate))
         self._num_microbatches += 1
         self._losses.append(loss.detach())
 
@@ -251,13 +253,13 @@ class Engine:
     # --- data, record, state ----------------------------------------------------------------------
 
     def batches(
-        self, loader: Iterable[Any], epochs: int = 1, *, progress: str = "auto"
+        self, loader: Iterable[Any], epochs: int = 1, *, progress: Mode = "auto"
     ) -> Iterator[Any]:
         """Yield the loader's batches, `epochs` times over, on the model's device.
 
         Accounts the time spent waiting for input, shows a progress line (`progress`: "auto",
-        "terminal", "lines", "notebook" or "off"), calls `set_epoch` on a sampler that has it, and at
-        its end applies a short last group of microbatches.
+        "terminal", "lines", "notebook" or "off"), calls `set_epoch` on a sampler that has it, and
+        at its end applies a short last group of microbatches.
         """
         self._check_open()
         if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
@@ -276,8 +278,8 @@ class Engine:
 
     def log(self, **values: Any) -> None:
         """Record values beside the step at hand: numbers and 0-d tensors (read later), text,
-        `tw.Image`, `tw.Histogram`. Between forward and `step` they belong to the step to come, else to
-        the last one. Without a run they are dropped."""
+        `tw.Image`, `tw.Histogram`. Between forward and `step` they belong to the step to come,
+        else to the last one. Without a run they are dropped."""
         self._check_open()
         if self.run is not None:
             self.run.log(self.num_steps + (1 if self._forward_since_step else 0), values)
@@ -396,9 +398,7 @@ def _check_built(options: dict[str, Any]) -> None:
 
 def _check_options(precision: str, clip_norm: float | None, accumulate: int) -> None:
     if precision not in _PRECISIONS:
-        raise ValueError(
-            f"precision: expected one of {', '.join(_PRECISIONS)}, got {precision!r}"
-        )
+        raise ValueError(f"precision: expected one of {', '.join(_PRECISIONS)}, got {precision!r}")
     if precision not in _BUILT_PRECISIONS:
         raise NotImplementedError(
             f"Engine(precision={precision!r}) is not built yet; use one of "
@@ -434,7 +434,8 @@ def _make_optimizer(
     clip_norm: float | None,
 ) -> FusedOptimizer:
     given = (
-        optimizer.options.get("clip_norm") if isinstance(optimizer, Recipe)
+        optimizer.options.get("clip_norm")
+        if isinstance(optimizer, Recipe)
         else getattr(optimizer, "clip_norm", None)
     )
     if clip_norm is not None and given is not None and given != clip_norm:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from typing import TYPE_CHECKING, Any
 
 from torch.utils._pytree import tree_map
 
 from tradewind.meter import Meter, count_samples
-from tradewind.progress import Progress
+from tradewind.progress import Mode, Progress
 
 if TYPE_CHECKING:
     import torch
@@ -18,11 +19,12 @@ if TYPE_CHECKING:
 
 
 def run_batches(
-    engine: Engine, meter: Meter, loader: Iterable[Any], epochs: int, mode: str
+    engine: Engine, meter: Meter, loader: Iterable[Any], epochs: int, mode: Mode
 ) -> Iterator[Any]:
     """What `Engine.batches` returns; its arguments are checked there."""
-    length = len(loader) if hasattr(loader, "__len__") else None
-    with _shown(length * epochs if length is not None else None, mode) as progress:
+    length = len(loader) if isinstance(loader, Sized) else None
+    total = length * epochs if length is not None else None
+    with contextlib.closing(Progress(total, mode=mode)) as progress:
         meter.start()
         for epoch in range(epochs):
             _set_epoch(loader, epoch)
@@ -31,17 +33,6 @@ def run_batches(
                 _show(progress, engine, samples)
         if engine.flush() is not None:
             _show(progress, engine, 0)
-
-
-class _shown(Progress):  # noqa: N801 (reads as a verb)
-    def __init__(self, total_batches: int | None, mode: str) -> None:
-        super().__init__(total_batches, mode=mode)  # type: ignore[arg-type]
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _timed(loader: Iterable[Any], meter: Meter) -> Iterator[tuple[Any, int]]:

@@ -1,4 +1,4 @@
-"""Optimizers: drop-in `torch.optim.Optimizer`s whose step is one native pass over all parameters."""
+"""Optimizers: drop-in `torch.optim.Optimizer`s whose step is one native pass."""
 
 from tradewind.optim.adamw import AdamW
 from tradewind.optim.fused import FusedOptimizer

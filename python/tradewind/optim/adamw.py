@@ -13,8 +13,8 @@ from tradewind.optim.fused import FusedOptimizer, check_range
 class AdamW(FusedOptimizer):
     """Adam with decoupled weight decay (Loshchilov and Hutter, 2019); optionally AMSGrad.
 
-    Same mathematics, defaults, param groups and state dict as `torch.optim.AdamW` (2.13), so the two
-    can load each other's state.
+    Same mathematics, defaults, param groups and state dict as `torch.optim.AdamW` (2.13), so the
+    two can load each other's state.
 
     Args:
         params: parameters, dicts of param groups, or (name, parameter) pairs; float32, float64,

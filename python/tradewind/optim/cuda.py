@@ -60,7 +60,7 @@ def step(
     outcome = Outcome()
     factor = None
     if optimizer.clip_norm is not None or orders.measure:
-        gradients = [parameter.grad for _, parameter in collected]
+        gradients = [p.grad for _, p in collected if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients) * orders.gradient_multiplier
         outcome.norm = norm
         if optimizer.clip_norm is not None:
@@ -90,9 +90,7 @@ def step(
     return outcome
 
 
-def _check(
-    optimizer: FusedOptimizer, collected: list[tuple[dict[str, Any], torch.Tensor]]
-) -> None:
+def _check(optimizer: FusedOptimizer, collected: list[tuple[dict[str, Any], torch.Tensor]]) -> None:
     for group, parameter in collected:
         if not optimizer._rule_name(group).startswith("adamw"):
             raise NotImplementedError(

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import is_
 from typing import Any, ClassVar, overload
 
 import torch
@@ -62,6 +63,13 @@ class Orders:
     veto_nonfinite: bool = False
 
 
+def _is_same(now: list[list[Any]], seen: list[list[Any]]) -> bool:
+    """Whether both hold the very same objects in the same lists."""
+    return list(map(len, now)) == list(map(len, seen)) and all(
+        all(map(is_, a, b)) for a, b in zip(now, seen, strict=True)
+    )
+
+
 class FusedOptimizer(Optimizer):
     """Base of `tw.optim`. A subclass gives its rule's name, option values and checks."""
 
@@ -107,7 +115,8 @@ class FusedOptimizer(Optimizer):
             if merged.get(name):
                 raise NotImplementedError(f"{type(self).__name__}({name}=True) is not built yet")
         given = param_group["params"]
-        if not isinstance(given, torch.Tensor):
+        # torch refuses a set (it has no order) and a single tensor itself.
+        if not isinstance(given, (torch.Tensor, set)):
             given = param_group["params"] = list(given)
             tensors = [item[1] if isinstance(item, tuple) else item for item in given]
             if len({id(tensor) for tensor in tensors}) != len(tensors):
@@ -142,6 +151,7 @@ class FusedOptimizer(Optimizer):
         groups = [
             (self._option_values(group), bool(group["maximize"])) for group in self.param_groups
         ]
+        self._check_numbers([values for values, _ in groups])
         table = self._current_table()
         num_collected = table.collect()
         on_cuda = cuda.collect(self)
@@ -178,36 +188,53 @@ class FusedOptimizer(Optimizer):
         for index in missing:
             self._add_state(table, index, is_first=True)
         if missing:
-            self._num_states_seen = len(self.state)
+            self._entries_seen = list(self.state.values())
         table.sweep(groups, multiplier * outcome.clip_factor)
         return outcome
+
+    def _check_numbers(self, values_of_groups: list[list[float]]) -> None:
+        """Raise before anything is touched: a NaN may come from a scheduler, at any step."""
+        for index, values in enumerate(values_of_groups):
+            if any(map(math.isnan, values)):
+                names = native.rule(self._rule_name(self.param_groups[index])).option_names
+                name = next(n for n, v in zip(names, values, strict=True) if math.isnan(v))
+                raise ValueError(
+                    f"param group {index}: expected a number for {name}, got NaN; nothing was "
+                    "updated"
+                )
 
     # --- the table and the state ----------------------------------------------------------------
 
     def _current_table(self) -> native.OptimizerTable:
         table = self._table
         rule_names = [self._rule_name(group) for group in self.param_groups]
+        # Users edit groups and state in place: every list and dict is compared by identity.
         if (
             table is None
             or rule_names != self._rule_names
+            or not _is_same(self._parameters_of_groups(), self._parameters_seen)
             or self.state is not self._state_seen
-            or len(self.state) != self._num_states_seen
+            or not _is_same([list(self.state.values())], [self._entries_seen])
             or not table.owns_states()
         ):
             table = self._build_table(rule_names)
         return table
 
+    def _parameters_of_groups(self) -> list[list[torch.Tensor]]:
+        return [group["params"] for group in self.param_groups]
+
     def _build_table(self, rule_names: list[str]) -> native.OptimizerTable:
         """A table over the present groups, with whatever state there is copied into its arenas."""
         table = native.OptimizerTable()
         self._table_parameters: list[torch.Tensor] = []
+        self._table_names: list[str] = []
         self._table_rules: list[native.Rule] = []
         for group_index, (group, rule_name) in enumerate(
             zip(self.param_groups, rule_names, strict=True)
         ):
-            names = group.get("param_names") or [
-                f"group{group_index}.param{i}" for i in range(len(group["params"]))
-            ]
+            names = group.get("param_names", [])
+            if len(names) != len(group["params"]):  # not given, or "params" edited without them
+                names = [f"group{group_index}.param{i}" for i in range(len(group["params"]))]
             chosen = [
                 (parameter, name)
                 for parameter, name in zip(group["params"], names, strict=True)
@@ -215,13 +242,15 @@ class FusedOptimizer(Optimizer):
             ]
             table.add_group(rule_name, [p for p, _ in chosen], [name for _, name in chosen])
             self._table_parameters += [p for p, _ in chosen]
+            self._table_names += [name for _, name in chosen]
             self._table_rules += [native.rule(rule_name)] * len(chosen)
         for index, parameter in enumerate(self._table_parameters):
-            if parameter in self.state and self.state[parameter]:
+            if self.state.get(parameter):
                 self._adopt_state(table, index, self.state[parameter])
         self._rule_names = rule_names
+        self._parameters_seen = [list(parameters) for parameters in self._parameters_of_groups()]
         self._state_seen = self.state
-        self._num_states_seen = len(self.state)
+        self._entries_seen = list(self.state.values())
         self.has_cuda_parameters = any(p.is_cuda for g in self.param_groups for p in g["params"])
         if self._hot:
             table.enable_hot_measure()
@@ -232,15 +261,22 @@ class FusedOptimizer(Optimizer):
         entry = self.state[self._table_parameters[index]]
         table.add_state(index, entry, self._table_rules[index], is_first)
 
-    def _adopt_state(
-        self, table: native.OptimizerTable, index: int, entry: dict[str, Any]
-    ) -> None:
+    def _adopt_state(self, table: native.OptimizerTable, index: int, entry: dict[str, Any]) -> None:
         """Move the state that stands in `entry` (ours of an older table, torch's, a copy's) in."""
         rule = self._table_rules[index]
         old = {name: entry.get(name) for name in (*rule.state_names, "step")}
         if all(value is None for value in old.values()):
             return
         is_first = not rule.counts_steps and any(old[name] is None for name in rule.state_names)
+        shape = self._table_parameters[index].shape
+        for name, value in old.items():
+            expected = torch.Size() if name == "step" else shape
+            if isinstance(value, torch.Tensor) and value.shape != expected:
+                raise ValueError(
+                    f"state {name!r} of parameter {self._table_names[index]!r}: expected shape "
+                    f"{tuple(expected)}, got {tuple(value.shape)}; this state belongs to other "
+                    "parameters"
+                )
         self._add_state(table, index, is_first=is_first)
         for name, value in old.items():
             if value is None or name not in entry:
@@ -248,11 +284,6 @@ class FusedOptimizer(Optimizer):
             if name == "step" and not rule.counts_steps:
                 continue
             target = entry[name]
-            if isinstance(value, torch.Tensor) and value.shape != target.shape:
-                raise ValueError(
-                    f"state {name!r}: expected shape {tuple(target.shape)}, got "
-                    f"{tuple(value.shape)}; this state belongs to other parameters"
-                )
             target.copy_(value if isinstance(value, torch.Tensor) else torch.tensor(float(value)))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -23,8 +23,9 @@ class Recipe:
     Args:
         groups: param groups that differ from the rest, each a dict with ``params`` and the options
             that differ. ``params`` is a pattern or a list of patterns of parameter names as
-            `fnmatch` has them (``"*.bias"``), or a function ``(name, parameter) -> bool``. The first
-            group that matches a parameter takes it; what none matches forms the first param group.
+            `fnmatch` has them (``"*.bias"``), or a function ``(name, parameter) -> bool``. The
+            first group that matches a parameter takes it; what none matches forms the first
+            param group.
         **options: what the optimizer's constructor takes, but for the parameters.
 
     Raises:
@@ -74,7 +75,9 @@ class Recipe:
         clip_norm: float | None = None,
     ) -> FusedOptimizer:
         """The optimizer over these parameters. Raises ValueError for a group that takes none."""
-        members: list[list[tuple[str, torch.nn.Parameter]]] = [[] for _ in range(1 + len(self.groups))]
+        members: list[list[tuple[str, torch.nn.Parameter]]] = [
+            [] for _ in range(1 + len(self.groups))
+        ]
         for name, parameter in named_parameters:
             matching = (
                 index

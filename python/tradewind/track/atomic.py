@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Put `data` at `path`, replacing what was there: temporary file, fsync, rename, fsync of the
-    folder. Raises OSError with nothing changed at `path` and the temporary file removed."""
+    folder. Raises OSError that names `path`, with nothing changed there and no file left over."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         _write_synced(temporary, data)
         os.rename(temporary, path)
+    except OSError as error:
+        _remove_quietly(temporary)
+        raise OSError(error.errno, error.strerror, str(path)) from error
     except BaseException:
         _remove_quietly(temporary)
         raise
@@ -56,7 +60,5 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _remove_quietly(path: Path) -> None:
-    try:
+    with contextlib.suppress(OSError):
         os.unlink(path)
-    except OSError:
-        pass

@@ -24,7 +24,9 @@ _PLAIN_TOKENS = frozenset(
 _PAIR = re.compile(
     r"""(?P<name>[A-Za-z][\w.-]*)(?P<between>["']?\s*[=:]\s*["']?)(?P<value>[^"'&\s,;}]+)"""
 )
-_WHOLE_PAIR = re.compile(r"(?P<name>-{0,2}[A-Za-z][\w.-]*)(?P<between>[=:]\s*)(?P<value>.+)", re.DOTALL)
+_WHOLE_PAIR = re.compile(
+    r"(?P<name>-{0,2}[A-Za-z][\w.-]*)(?P<between>[=:]\s*)(?P<value>.+)", re.DOTALL
+)
 _USERINFO = re.compile(r"([A-Za-z][\w+.-]*://)[^/\s]*@")
 _KNOWN_SHAPES = re.compile(
     r"\b(?:gh[oprsu]_\w{20,}|github_pat_\w{20,}|hf_\w{20,}|sk-[\w-]{20,}|xox[abeoprs]-[\w-]{10,}"
@@ -64,9 +66,7 @@ def redact_command(arguments: Sequence[str]) -> list[str]:
             hide_next = False
             continue
         shown.append(redact_text(argument))
-        hide_next = (
-            argument.startswith("-") and "=" not in argument and is_secret_name(argument)
-        )
+        hide_next = argument.startswith("-") and "=" not in argument and is_secret_name(argument)
     return shown
 
 

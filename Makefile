@@ -1,0 +1,39 @@
+# make demo     set up, train a small model on real data, draw its report
+# make test     everything that proves the engine right
+# make bench    the figures of the README, measured on this machine
+# make gpu      build in the current Python, run the GPU tests and benchmarks (no network needed)
+PYTHON ?= python3
+VENV_PYTHON := .venv/bin/python
+
+.PHONY: demo test bench gpu format stubs clean
+
+demo:
+	@PYTHON=$(PYTHON) scripts/setup.sh demo
+	@$(VENV_PYTHON) examples/digits.py
+
+test:
+	@PYTHON=$(PYTHON) scripts/setup.sh test
+	$(VENV_PYTHON) -m pytest $(PYTEST_ARGS)
+
+bench:
+	@PYTHON=$(PYTHON) scripts/setup.sh test
+	$(VENV_PYTHON) benchmarks/step.py $(BENCH_ARGS)
+	$(VENV_PYTHON) benchmarks/footprint.py $(BENCH_ARGS)
+
+gpu:
+	$(PYTHON) -m pip install -q --no-index --no-deps --no-build-isolation -e .
+	$(PYTHON) -m pytest tests/python/gpu $(PYTEST_ARGS)
+	$(PYTHON) benchmarks/gpu_step.py $(BENCH_ARGS)
+
+format:
+	$(VENV_PYTHON) -m ruff check --fix .
+	$(VENV_PYTHON) -m ruff format .
+	find csrc tests/cpp benchmarks -name '*.h' -o -name '*.cpp' -o -name '*.cu' | \
+		xargs .venv/bin/clang-format -i
+
+stubs:
+	$(VENV_PYTHON) cmake/native_stubs.py > build/_native.pyi
+	mv build/_native.pyi python/tradewind/_native.pyi
+
+clean:
+	rm -rf build .venv

@@ -1,0 +1,36 @@
+"""Print the type stubs of the native module, as python/tradewind/_native.pyi has them.
+
+python cmake/native_stubs.py > python/tradewind/_native.pyi
+"""
+
+import contextlib
+import io
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import pybind11_stubgen
+
+import tradewind._core  # noqa: F401  (loads torch first, so that Tensor has a name)
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        with contextlib.redirect_stdout(io.StringIO()):
+            pybind11_stubgen.main(["tradewind._native", "-o", folder])
+        stubs = (pathlib.Path(folder) / "tradewind" / "_native.pyi").read_text()
+    formatter = [sys.executable, "-m", "ruff", "format", "--line-length", "100", "-"]
+    sys.stdout.write(
+        subprocess.run(
+            [*formatter, "--stdin-filename", "_native.pyi"],
+            input=stubs,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""
+The native core of Tradewind. Import it through tradewind._core, which checks torch.
+"""
+
+from __future__ import annotations
+import collections.abc
+import torch
+import typing
+
+__all__: list[str] = [
+    "Bucket",
+    "CudaLibrary",
+    "LAYOUT_VERSION",
+    "Layout",
+    "MeasureResult",
+    "NORM_BLOCK_ELEMENTS",
+    "OptimizerTable",
+    "ParameterArena",
+    "Rule",
+    "Slot",
+    "clip_factor",
+    "isa",
+    "oracle_step",
+    "rule",
+    "supported_isas",
+]
+
+class Slot:
+    @property
+    def arena_idx(self) -> int: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def num_elements(self) -> int: ...
+    @property
+    def offset_bytes(self) -> int: ...
+    @property
+    def shape(self) -> list[int]: ...
+    @property
+    def size_bytes(self) -> int: ...
+
+class Bucket:
+    @property
+    def arena_idx(self) -> int: ...
+    @property
+    def first_slot_idx(self) -> int: ...
+    @property
+    def num_norm_blocks(self) -> int: ...
+    @property
+    def num_slots(self) -> int: ...
+    @property
+    def range_bytes(self) -> tuple[int, int]: ...
+
+class Layout:
+    def __init__(
+        self,
+        specs: collections.abc.Sequence[
+            tuple[str, collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], str]
+        ],
+        *,
+        slot_alignment_bytes: typing.SupportsInt | typing.SupportsIndex = 64,
+        arena_alignment_bytes: typing.SupportsInt | typing.SupportsIndex = 4096,
+        bucket_bytes: typing.SupportsInt | typing.SupportsIndex = 26214400,
+    ) -> None:
+        """
+        specs: (name, shape, dtype name) of each parameter in registration order.
+        """
+    def shard(
+        self,
+        bucket_idx: typing.SupportsInt | typing.SupportsIndex,
+        rank: typing.SupportsInt | typing.SupportsIndex,
+        world_size: typing.SupportsInt | typing.SupportsIndex,
+    ) -> tuple[int, int]: ...
+    @property
+    def arena_bytes(self) -> list[tuple[str, int]]: ...
+    @property
+    def buckets(self) -> list[Bucket]: ...
+    @property
+    def digest(self) -> str: ...
+    @property
+    def slots(self) -> list[Slot]: ...
+
+class ParameterArena:
+    def __copy__(self, *args) -> typing.Any: ...
+    def __deepcopy__(self, *args) -> typing.Any: ...
+    def __init__(
+        self,
+        parameters: collections.abc.Sequence[torch.Tensor],
+        names: collections.abc.Sequence[str],
+    ) -> None: ...
+    def __reduce_ex__(self, *args) -> typing.Any: ...
+    def bring_home(self) -> list[int]:
+        """
+        Copies parameters whose memory left the arena back in; returns their indices.
+        """
+    @property
+    def layout(self) -> Layout: ...
+    @property
+    def size_bytes(self) -> int: ...
+
+class Rule:
+    @property
+    def counts_steps(self) -> bool: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def option_names(self) -> list[str]: ...
+    @property
+    def state_names(self) -> list[str]: ...
+
+class CudaLibrary:
+    def __copy__(self, *args) -> typing.Any: ...
+    def __deepcopy__(self, *args) -> typing.Any: ...
+    def __init__(self, path: str) -> None: ...
+    def __reduce_ex__(self, *args) -> typing.Any: ...
+    def adamw(
+        self,
+        parameters: collections.abc.Sequence[torch.Tensor],
+        gradients: collections.abc.Sequence[torch.Tensor],
+        states: collections.abc.Sequence[collections.abc.Sequence[torch.Tensor]],
+        amsgrad: bool,
+        options: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex],
+        step: typing.SupportsInt | typing.SupportsIndex,
+        multiplier: typing.SupportsFloat | typing.SupportsIndex,
+        device_multiplier: torch.Tensor | None,
+        stream: typing.SupportsInt | typing.SupportsIndex,
+    ) -> None: ...
+    def probe(self) -> tuple[int, str, int, int]:
+        """
+        (error code, its text, devices, compute capability of the first as 10 * major + minor)
+        """
+
+class MeasureResult:
+    @property
+    def first_nonfinite_name(self) -> str: ...
+    @property
+    def norm(self) -> float: ...
+    @property
+    def num_hot(self) -> int: ...
+    @property
+    def num_nonfinite(self) -> int: ...
+
+class OptimizerTable:
+    def __copy__(self, *args) -> typing.Any: ...
+    def __deepcopy__(self, *args) -> typing.Any: ...
+    def __init__(self) -> None: ...
+    def __reduce_ex__(self, *args) -> typing.Any: ...
+    def add_group(
+        self,
+        rule_name: str,
+        parameters: collections.abc.Sequence[torch.Tensor],
+        names: collections.abc.Sequence[str],
+    ) -> None: ...
+    def add_state(
+        self,
+        parameter_idx: typing.SupportsInt | typing.SupportsIndex,
+        entry: dict[str, typing.Any],
+        rule: Rule,
+        is_first: bool,
+    ) -> None: ...
+    def collect(self) -> int: ...
+    def enable_hot_measure(self) -> None: ...
+    def install_hooks(self) -> None: ...
+    def measure(self) -> MeasureResult: ...
+    def missing_state(self) -> list[int]: ...
+    def owns_states(self) -> bool: ...
+    def release_gradients(self) -> None: ...
+    def remove_hooks(self) -> None: ...
+    def set_hot(self, enabled: bool) -> None: ...
+    def sweep(
+        self,
+        groups: collections.abc.Sequence[
+            tuple[collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex], bool]
+        ],
+        gradient_multiplier: typing.SupportsFloat | typing.SupportsIndex,
+    ) -> None: ...
+    @property
+    def num_parameters(self) -> int: ...
+    @property
+    def num_states(self) -> int: ...
+    @property
+    def state_bytes(self) -> int: ...
+
+def clip_factor(
+    norm: typing.SupportsFloat | typing.SupportsIndex,
+    max_norm: typing.SupportsFloat | typing.SupportsIndex,
+) -> float: ...
+def isa() -> str:
+    """
+    The instruction set that this process's kernels use.
+    """
+
+def oracle_step(
+    rule_name: str,
+    options: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex],
+    step: typing.SupportsInt | typing.SupportsIndex,
+    is_first: bool,
+    parameter: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex],
+    gradient: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex],
+    states: collections.abc.Sequence[
+        collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex]
+    ],
+) -> tuple[list[float], list[list[float]]]:
+    """
+    One step in float64, element by element: (new parameter, new states).
+    """
+
+def rule(name: str) -> Rule: ...
+def supported_isas() -> list[str]: ...
+
+LAYOUT_VERSION: int = 1
+NORM_BLOCK_ELEMENTS: int = 4096
