@@ -14,7 +14,6 @@ enum class ErrorKind : std::uint8_t {
   kBadValue,     // the caller's value is wrong                    -> ValueError
   kBadType,      // the caller's value has the wrong kind          -> TypeError
   kBadState,     // the call is right, the moment is not           -> RuntimeError
-  kNotBuilt,     // a named feature that this version does not have -> NotImplementedError
   kOutOfMemory,  // the system refused memory                      -> MemoryError
 };
 

@@ -13,7 +13,6 @@ PyObject* python_exception(ErrorKind kind) {
     case ErrorKind::kBadValue: return PyExc_ValueError;
     case ErrorKind::kBadType: return PyExc_TypeError;
     case ErrorKind::kBadState: return PyExc_RuntimeError;
-    case ErrorKind::kNotBuilt: return PyExc_NotImplementedError;
     case ErrorKind::kOutOfMemory: return PyExc_MemoryError;
   }
   return PyExc_RuntimeError;

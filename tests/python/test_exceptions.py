@@ -1,0 +1,45 @@
+"""One test per row of the exception table in csrc/bindings/exceptions.cpp."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tradewind._core import native
+
+
+def test_bad_value_is_value_error() -> None:
+    with pytest.raises(ValueError, match=r"update rule 'adamm': expected one of adamw, .*sgd"):
+        native.rule("adamm")
+
+
+def test_bad_type_is_type_error() -> None:
+    with pytest.raises(TypeError, match=r"parameter 'count': expected float32.*got int64"):
+        native.OptimizerTable().add_group("sgd", [torch.arange(3)], ["count"])
+
+
+def test_bad_state_is_runtime_error() -> None:
+    parameter = torch.zeros(3, requires_grad=True)
+    table = native.OptimizerTable()
+    table.add_group("sgd", [parameter], ["weight"])
+    parameter.grad = torch.zeros(3).to_sparse()
+    with pytest.raises(RuntimeError, match=r"parameter 'weight': does not support sparse"):
+        table.collect()
+
+
+def test_out_of_memory_is_memory_error() -> None:
+    code = """
+import resource, torch
+from tradewind._core import native
+parameter = torch.zeros(1 << 26)
+resource.setrlimit(resource.RLIMIT_AS, (resource.getpagesize() * 4096, -1))
+try:
+    native.ParameterArena([parameter], ["weight"])
+except MemoryError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "the system refused 268435456 bytes" in done.stdout, done.stderr
