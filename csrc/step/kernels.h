@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "arena/dtype.h"
+#include "step/rule.h"
 #include "step/rule_table.h"
 
 namespace tradewind {
@@ -31,7 +32,7 @@ using MeasureKernel = void (*)(const void* values, std::int64_t num_elements, do
 
 struct Kernels {
   std::string_view isa;
-  SweepKernel sweep[kNumRules][kNumFloatingDTypes];
+  SweepKernel sweep[kMaxRules][kNumFloatingDTypes];  // by rule index, null beyond the last
   MeasureKernel measure[kNumFloatingDTypes];
 };
 

@@ -4,6 +4,7 @@
 // linker would keep one ISA's copy of an inline function for all.
 #include "arena/layout.h"
 #include "step/kernels.h"
+#include "step/rules/all.h"
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>
@@ -175,6 +176,7 @@ void measure(const void* values, std::int64_t num_elements, double* block_sums) 
 
 template <class... Rules>
 constexpr Kernels make_kernels(RuleList<Rules...>) {
+  static_assert(sizeof...(Rules) <= kMaxRules, "raise kMaxRules in step/rule_table.h");
   return {TRADEWIND_ISA_NAME,
           {{&sweep<Rules, Float32>, &sweep<Rules, Float64>, &sweep<Rules, BFloat16>,
             &sweep<Rules, Float16>}...},

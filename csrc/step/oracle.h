@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "step/rule_table.h"
+#include "step/rules/all.h"
 
 namespace tradewind {
 

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "base/error.h"
+#include "step/rules/all.h"
 
 namespace tradewind {
 namespace {

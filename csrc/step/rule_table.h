@@ -7,11 +7,10 @@
 #include <span>
 #include <string_view>
 
-#include "step/rules/all.h"
-
 namespace tradewind {
 
-inline constexpr int kNumRules = AllRules::kSize;
+// More than there are: a constant, so that a changed rule rebuilds the kernels and not every unit.
+inline constexpr int kMaxRules = 32;
 
 // Room for any rule's Scalars<T>; which T, the parameter's dtype says.
 struct ScalarBlock {

@@ -12,5 +12,6 @@ struct RuleList {
 };
 
 using AllRules = RuleList<AdamWRule<false>, AdamWRule<true>, SgdRule<false>, SgdRule<true>>;
+inline constexpr int kNumRules = AllRules::kSize;
 
 }  // namespace tradewind
