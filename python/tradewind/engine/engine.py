@@ -3,7 +3,6 @@ run's record. Not thread-safe: use it from the thread that runs forward."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import warnings
@@ -17,28 +16,20 @@ from torch.utils._pytree import tree_map
 
 from tradewind.engine.adoption import AdoptedModel, check_adoptable, named_parameters
 from tradewind.engine.loop import run_batches
+from tradewind.engine.options import (
+    check_built,
+    check_options,
+    check_place,
+    check_precision,
+    describe,
+    make_optimizer,
+)
 from tradewind.engine.step_result import StepResult
 from tradewind.meter import Meter
-from tradewind.optim.fused import FusedOptimizer, Orders, Outcome, check_range
+from tradewind.optim.fused import FusedOptimizer, Orders, Outcome
 from tradewind.optim.recipe import Recipe
-from tradewind.place import place
 from tradewind.progress import Mode
 from tradewind.track import Run
-
-_PRECISIONS = ("fp32", "bf16", "fp16", "amp-bf16", "amp-fp16")
-_BUILT_PRECISIONS = ("fp32", "amp-bf16")
-# Options of the design whose engines are not in this version, with the value that means "off".
-_NOT_BUILT: dict[str, Any] = {
-    "share": None,
-    "checkpoint": None,
-    "watch": None,
-    "resume": "auto",
-    "graph": False,
-    "update": "after-backward",
-    "masters": None,
-    "state_dtype": None,
-    "keep_fp32": None,
-}
 
 
 class Engine:
@@ -82,19 +73,19 @@ class Engine:
         run: str | os.PathLike[str] | None = None,
         **not_built: Any,
     ) -> None:
-        _check_built(not_built)
-        _check_options(precision, clip_norm, accumulate)
-        _check_place()
+        check_built(not_built)
+        check_options(precision, clip_norm, accumulate)
+        check_place()
         named = named_parameters(model)
         for name, parameter in named:
             check_adoptable(name, parameter)
-        _check_precision(named, precision)
+        check_precision(named, precision)
         self.accumulate = accumulate
         self.precision = precision
         # Before adoption, so that a bad recipe leaves the model alone.
-        self.optimizer = _make_optimizer(optimizer, named, clip_norm)
+        self.optimizer = make_optimizer(optimizer, named, clip_norm)
         run_path = os.environ.get("TRADEWIND_RUN") or run
-        self._config = _describe(self.optimizer, precision, accumulate, model)
+        self._config = describe(self.optimizer, precision, accumulate, model)
         self.run: Run | None = (
             Run.open(run_path, config=self._config, seed=torch.initial_seed()) if run_path else None
         )
@@ -102,11 +93,12 @@ class Engine:
             self._adopted = AdoptedModel(model)
         except BaseException as error:
             if self.run is not None:
-                self.run.close(status="failed", error=str(error))
+                self.run.__exit__(type(error), error, error.__traceback__)
             raise
         self._table = self.optimizer.measure_while_hot()
         self._meter = Meter()
         self._tracked: dict[str, Any] = {}
+        self._untracked_state: dict[str, Any] = {}
         self._num_microbatches = 0
         self._losses: list[torch.Tensor] = []
         self._num_vetoed = 0
@@ -128,12 +120,20 @@ class Engine:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model's forward in the engine's precision; bfloat16 outputs come as float32."""
-        self._forward_since_step |= torch.is_grad_enabled()
+        if torch.is_grad_enabled():
+            self._begin_step()
         if self.precision == "fp32":
             return self.model(*args, **kwargs)
         with torch.autocast(self.device.type, dtype=torch.bfloat16):
             outputs = self.model(*args, **kwargs)
         return tree_map(_widen, outputs)
+
+    def _begin_step(self) -> None:
+        # From here on, what is logged belongs to the step to come.
+        if not self._forward_since_step:
+            self._forward_since_step = True
+            if self.run is not None:
+                self.run.step = self.num_steps + 1
 
     def train(self, mode: bool = True) -> Engine:
         self.model.train(mode)
@@ -282,17 +282,21 @@ class Engine:
         else to the last one. Without a run they are dropped."""
         self._check_open()
         if self.run is not None:
-            self.run.log(self.num_steps + (1 if self._forward_since_step else 0), values)
+            self.run.log(self.run.step, values)
 
     def track(self, **objects: Any) -> None:
         """Keep the state of schedulers, averages, samplers: anything with `state_dict` and
-        `load_state_dict` becomes part of `engine.state_dict()` under its name."""
+        `load_state_dict` becomes part of `engine.state_dict()` under its name. After
+        `engine.load_state_dict`, an object is filled as soon as it is tracked."""
         for name, value in objects.items():
             if not hasattr(value, "state_dict") or not hasattr(value, "load_state_dict"):
                 raise TypeError(
                     f"track({name}=...): expected an object with state_dict and load_state_dict, "
                     f"got {type(value).__name__}"
                 )
+        for name, value in objects.items():
+            if name in self._untracked_state:
+                value.load_state_dict(self._untracked_state.pop(name))
         self._tracked.update(objects)
 
     def state_dict(self) -> dict[str, Any]:
@@ -305,21 +309,28 @@ class Engine:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict()` gave, into the arenas. Tracked objects must be tracked before.
+        """Load what `state_dict()` gave, into the arenas. State of objects that are not tracked yet
+        waits for `track()`.
 
-        Raises ValueError, before anything is loaded, where parts are missing or names differ.
+        Raises ValueError, before anything is loaded, where parts are missing or unknown, or where
+        a tracked object has no state in it.
         """
         expected = {"model", "optimizer", "tracked", "num_steps"}
-        if set(state_dict) != expected or set(state_dict["tracked"]) != set(self._tracked):
+        if set(state_dict) != expected:
             raise ValueError(
-                f"state_dict: expected the parts {sorted(expected)} with tracked "
-                f"{sorted(self._tracked)}, got {sorted(state_dict)} with tracked "
-                f"{sorted(state_dict.get('tracked', {}))}"
+                f"state_dict: expected the parts {sorted(expected)}, got {sorted(state_dict)}"
+            )
+        missing = sorted(set(self._tracked) - set(state_dict["tracked"]))
+        if missing:
+            raise ValueError(
+                f"state_dict: has no state for the tracked {', '.join(missing)}; it holds "
+                f"{sorted(state_dict['tracked'])}"
             )
         self.model.load_state_dict(state_dict["model"])
         self.optimizer.load_state_dict(state_dict["optimizer"])
+        self._untracked_state = dict(state_dict["tracked"])
         for name, value in self._tracked.items():
-            value.load_state_dict(state_dict["tracked"][name])
+            value.load_state_dict(self._untracked_state.pop(name))
         self.num_steps = int(state_dict["num_steps"])
 
     def report(self) -> Path:
@@ -373,8 +384,8 @@ class Engine:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if error is not None and self.run is not None:
-            self.run.close(status="failed", error=f"{type(error).__name__}: {error}")
+        if self.run is not None:
+            self.run.__exit__(kind, error, traceback)
         self.close()
 
     def _check_open(self) -> None:
@@ -386,79 +397,6 @@ class Engine:
             "Engine cannot be pickled or copied: it owns arenas and a run; use "
             "engine.state_dict(), or copy engine.model"
         )
-
-
-def _check_built(options: dict[str, Any]) -> None:
-    for name, value in options.items():
-        if name not in _NOT_BUILT:
-            raise TypeError(f"Engine got an unknown option {name!r}")
-        if value != _NOT_BUILT[name]:
-            raise NotImplementedError(f"Engine({name}={value!r}) is not built yet")
-
-
-def _check_options(precision: str, clip_norm: float | None, accumulate: int) -> None:
-    if precision not in _PRECISIONS:
-        raise ValueError(f"precision: expected one of {', '.join(_PRECISIONS)}, got {precision!r}")
-    if precision not in _BUILT_PRECISIONS:
-        raise NotImplementedError(
-            f"Engine(precision={precision!r}) is not built yet; use one of "
-            f"{', '.join(_BUILT_PRECISIONS)}"
-        )
-    if clip_norm is not None:
-        check_range("clip_norm", clip_norm, low=0.0)
-    if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
-        raise ValueError(f"accumulate: expected a whole number of at least 1, got {accumulate!r}")
-
-
-def _check_place() -> None:
-    here = place()
-    if here.world_size > 1:
-        raise NotImplementedError(
-            f"Engine over {here.world_size} processes is not built yet: each would train alone; "
-            "start one process"
-        )
-
-
-def _check_precision(named: list[tuple[str, torch.nn.Parameter]], precision: str) -> None:
-    for name, parameter in named:
-        if parameter.dtype in (torch.float16, torch.bfloat16):
-            raise ValueError(
-                f"parameter {name!r}: precision={precision!r} expects float32 parameters, got "
-                f"{parameter.dtype}; call model.float() first"
-            )
-
-
-def _make_optimizer(
-    optimizer: Recipe | FusedOptimizer,
-    named: list[tuple[str, torch.nn.Parameter]],
-    clip_norm: float | None,
-) -> FusedOptimizer:
-    given = (
-        optimizer.options.get("clip_norm")
-        if isinstance(optimizer, Recipe)
-        else getattr(optimizer, "clip_norm", None)
-    )
-    if clip_norm is not None and given is not None and given != clip_norm:
-        raise ValueError(
-            f"clip_norm: the optimizer has {given}, the Engine was given {clip_norm}; set one"
-        )
-    if isinstance(optimizer, Recipe):
-        trainable = [(name, p) for name, p in named if p.is_floating_point()]
-        if not trainable:
-            raise ValueError("model: expected at least one floating-point parameter, got none")
-        return optimizer.build(trainable, clip_norm)
-    if not isinstance(optimizer, FusedOptimizer):
-        name = type(optimizer).__name__
-        raise TypeError(
-            f"optimizer: expected a recipe such as tw.AdamW(lr=1e-3) or a tw.optim optimizer, got "
-            f"{name}" + (" of torch.optim" if isinstance(optimizer, torch.optim.Optimizer) else "")
-        )
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    if not any(id(parameter) in held for _, parameter in named):
-        raise ValueError("optimizer: holds none of this model's parameters; make it for this model")
-    if clip_norm is not None:
-        optimizer.clip_norm = clip_norm
-    return optimizer
 
 
 def _check_loss(loss: Any) -> None:
@@ -487,24 +425,3 @@ def _widen(value: Any) -> Any:
 
 def _mean(losses: list[torch.Tensor]) -> torch.Tensor:
     return losses[0] if len(losses) == 1 else torch.stack([x.reshape(()) for x in losses]).mean()
-
-
-def _describe(
-    optimizer: FusedOptimizer, precision: str, accumulate: int, model: torch.nn.Module
-) -> dict[str, Any]:
-    groups = []
-    for group in optimizer.param_groups:
-        described = {key: group[key] for key in optimizer.defaults if key in group}
-        with contextlib.suppress(TypeError, ValueError):
-            described["lr"] = float(group["lr"])
-        described["num_parameters"] = len(group["params"])
-        groups.append(described)
-    return {
-        "model": type(model).__name__,
-        "num_parameters": sum(p.numel() for p in model.parameters()),
-        "optimizer": type(optimizer).__name__,
-        "param_groups": groups,
-        "precision": precision,
-        "clip_norm": optimizer.clip_norm,
-        "accumulate": accumulate,
-    }

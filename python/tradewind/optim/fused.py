@@ -109,6 +109,11 @@ class FusedOptimizer(Optimizer):
         Raises ValueError, with the optimizer unchanged, for options out of range and for a
         parameter that is already in a group, or twice in this one.
         """
+        if "clip_norm" in param_group:
+            raise ValueError(
+                "param group: expected no clip_norm, as the norm is joint over all groups, got "
+                f"{param_group['clip_norm']!r}; give it to {type(self).__name__}(clip_norm=...)"
+            )
         merged = {**self.defaults, **param_group}
         self._check_group(merged)
         for name in _NOT_BUILT:

@@ -58,7 +58,8 @@ class Recipe:
                 )
             changed = {key: value for key, value in group.items() if key != "params"}
             self._check_names(changed, f"groups[{index}]")
-            self.optimizer_class([torch.zeros(1)], **{**self.options, **changed})
+            scrap = {**changed, "params": [torch.zeros(1)]}
+            self.optimizer_class([scrap], **self.options)
 
     def _check_names(self, options: Mapping[str, Any], place: str) -> None:
         known = [p for p in inspect.signature(self.optimizer_class).parameters if p != "params"]

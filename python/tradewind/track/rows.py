@@ -126,17 +126,17 @@ def _admit_value(name: str, value: Any) -> Any:
         if value.dtype.kind in "fV" and hasattr(value, "__float__"):
             return float(value)  # long double, bfloat16
     raise TypeError(
-        f"run.log: {name!r}: expected a number, text, a tensor of one number, Image(x) or Histogram(x), got "
-        f"{_described(value)}; wrap an array in tradewind.track.Histogram or .Image, or log one "
-        "number of it"
+        f"run.log: {name!r}: expected a number, text, a tensor of one number, Image(x) or "
+        f"Histogram(x), got {_described(value)}; wrap an array in tradewind.track.Histogram or "
+        ".Image, or log one number of it"
     )
 
 
 def _admit_tensor(name: str, tensor: Any) -> Any:
     if any(size != 1 for size in tensor.shape):
         raise TypeError(
-            f"run.log: {name!r}: expected a number or a tensor of one, got {_described(tensor)}; log "
-            "x.mean(), or wrap it: tradewind.track.Histogram(x), tradewind.track.Image(x)"
+            f"run.log: {name!r}: expected a number or a tensor of one, got {_described(tensor)}; "
+            "log x.mean(), or wrap it: tradewind.track.Histogram(x), tradewind.track.Image(x)"
         )
     is_meta = getattr(getattr(tensor, "device", None), "type", None) == "meta"
     if is_meta or (hasattr(tensor, "is_complex") and tensor.is_complex()):

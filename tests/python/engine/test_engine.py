@@ -269,6 +269,39 @@ def test_state_dict_continues_bit_for_bit() -> None:
     assert bits(second.model) == bits(whole.model)
 
 
+def test_state_waits_for_what_is_tracked_later() -> None:
+    first, second = tw.Engine(small_net(), tw.SGD(lr=0.1)), tw.Engine(small_net(), tw.SGD(lr=0.1))
+    schedule = torch.optim.lr_scheduler.StepLR(first.optimizer, 5)
+    first.track(schedule=schedule)
+    for _ in range(3):
+        first.optimizer.step()
+        schedule.step()
+    second.load_state_dict(first.state_dict())
+    late = torch.optim.lr_scheduler.StepLR(second.optimizer, 5)
+    assert late.last_epoch == 0
+    second.track(schedule=late)
+    assert late.last_epoch == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state: state.pop("optimizer"), "expected the parts.*'optimizer'"),
+        (lambda state: state["tracked"].clear(), "no state for the tracked schedule"),
+    ],
+)
+def test_wrong_state_loads_nothing(change, message: str) -> None:  # type: ignore[no-untyped-def]
+    with tw.Engine(small_net(0), tw.SGD(lr=0.1)) as engine:
+        engine.track(schedule=torch.optim.lr_scheduler.StepLR(engine.optimizer, 5))
+        state = copy.deepcopy(engine.state_dict())
+        state["model"]["0.weight"].add_(1)
+        before = bits(engine.model)
+        change(state)
+        with pytest.raises(ValueError, match=message):
+            engine.load_state_dict(state)
+        assert bits(engine.model) == before
+
+
 def test_track_wants_a_state() -> None:
     with (
         tw.Engine(small_net(), tw.SGD(lr=0.1)) as engine,
