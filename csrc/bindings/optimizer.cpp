@@ -2,7 +2,6 @@
 #include <pybind11/typing.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <cmath>
 #include <utility>
 
 #include "bindings/register.h"
@@ -27,8 +26,7 @@ class Table : public OptimizerTable {
   MeasureResult measure_all() {
     const py::gil_scoped_release release;
     const Measure& measured = measure();
-    return {std::sqrt(measured.sum_of_squares()), measured.num_nonfinite(), first_nonfinite_name(),
-            num_hot()};
+    return {measured.norm(), measured.num_nonfinite(), first_nonfinite_name(), num_hot()};
   }
 
   // Fills `entry` (the optimizer's state dict of this parameter) with tensors over the arena.

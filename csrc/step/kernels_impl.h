@@ -3,42 +3,12 @@
 // what makes tails, ISAs and the oracle agree to the bit. No standard library functions here: the
 // linker would keep one ISA's copy of an inline function for all.
 #include "arena/layout.h"
+#include "base/subnormals.h"
 #include "step/kernels.h"
 #include "step/rules/all.h"
 
-#if defined(__x86_64__)
-#include <xmmintrin.h>
-#endif
-
 namespace tradewind::TRADEWIND_ISA_NAMESPACE {
 namespace {
-
-// Keeps subnormals for the time of one kernel: torch.set_flush_denormal is per thread, so without
-// this two threads of one sweep could round differently.
-class KeepSubnormals {
- public:
-#if defined(__x86_64__)
-  KeepSubnormals() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ & ~0x8040U); }
-  ~KeepSubnormals() { _mm_setcsr(saved_); }
-
- private:
-  unsigned saved_;
-#elif defined(__aarch64__)
-  KeepSubnormals() {
-    asm volatile("mrs %0, fpcr" : "=r"(saved_));
-    asm volatile("msr fpcr, %0" : : "r"(saved_ & ~(1ULL << 24)));
-  }
-  ~KeepSubnormals() { asm volatile("msr fpcr, %0" : : "r"(saved_)); }
-
- private:
-  unsigned long long saved_;
-#else
-  KeepSubnormals() {}
-  ~KeepSubnormals() {}
-#endif
-  KeepSubnormals(const KeepSubnormals&) = delete;
-  KeepSubnormals& operator=(const KeepSubnormals&) = delete;
-};
 
 struct Float32 {
   using Stored = float;

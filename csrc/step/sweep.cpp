@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "arena/layout.h"
+#include "base/subnormals.h"
 
 namespace tradewind {
 namespace {
@@ -97,6 +98,7 @@ void Measure::run(const Kernels& kernels, const Parallel& parallel) {
 }
 
 void Measure::combine() {
+  const KeepSubnormals keep_subnormals;
   slot_sums_.assign(slots_.size(), 0.0);
   sum_of_squares_ = 0.0;
   for (std::size_t i = 0; i < slots_.size(); ++i) {
@@ -105,6 +107,11 @@ void Measure::combine() {
     }
     sum_of_squares_ += slot_sums_[i];
   }
+}
+
+double Measure::norm() const {
+  const KeepSubnormals keep_subnormals;
+  return root(sum_of_squares_);
 }
 
 double clip_factor(double norm, double max_norm) {

@@ -35,6 +35,7 @@ class Measure {
   void run(const Kernels& kernels, const Parallel& parallel);
 
   [[nodiscard]] double sum_of_squares() const { return sum_of_squares_; }
+  [[nodiscard]] double norm() const;
   // Per slot.
   [[nodiscard]] std::span<const double> slot_sums() const { return slot_sums_; }
   // Elements that are NaN or infinite, and the first slot that has one (-1: none).

@@ -73,6 +73,15 @@ void check_gradient(const at::Tensor& parameter, const at::Tensor& gradient,
   }
 }
 
+// From the first element's byte to the end of the last one's, gaps included.
+std::size_t extent_bytes(const at::Tensor& tensor) {
+  std::int64_t last = 0;
+  for (std::int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    last += (tensor.size(dim) - 1) * tensor.stride(dim);
+  }
+  return (static_cast<std::size_t>(last) + 1) * tensor.element_size();
+}
+
 at::Tensor copy_laid_out_like(const at::Tensor& source, const at::Tensor& like) {
   const c10::AutoGradMode no_grad(false);
   at::Tensor copy = is_dense(like) ? like.detach().new_empty_strided(like.sizes(), like.strides())
@@ -193,18 +202,24 @@ void OptimizerTable::check_overlap() {
   if (memory == checked_memory_) return;
   std::vector<std::size_t> order;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (parameters_[i].numel() > 0 && is_dense(parameters_[i])) order.push_back(i);
+    if (parameters_[i].numel() > 0) order.push_back(i);
   }
   const auto address = [&](std::size_t i) { return reinterpret_cast<std::uintptr_t>(memory[i]); };
   std::sort(order.begin(), order.end(),
             [&](std::size_t a, std::size_t b) { return address(a) < address(b); });
-  for (std::size_t i = 1; i < order.size(); ++i) {
-    const std::size_t before = order[i - 1];
-    if (address(before) + parameters_[before].nbytes() > address(order[i])) {
+  const auto end = [&](std::size_t i) { return address(i) + extent_bytes(parameters_[i]); };
+  for (std::size_t i = 1, furthest = 0; i < order.size(); ++i) {
+    const std::size_t before = order[furthest];
+    const std::size_t here = order[i];
+    // Two with gaps may interleave without touching (columns of one matrix): both are copied and
+    // written back one after the other, as torch would step them.
+    const bool may_interleave = !is_dense(parameters_[before]) && !is_dense(parameters_[here]);
+    if (end(before) > address(here) && !may_interleave) {
       fail(ErrorKind::kBadValue, "parameters '", entries_[before].name, "' and '",
-           entries_[order[i]].name,
+           entries_[here].name,
            "' share memory; to tie weights, use one Parameter object in both places");
     }
+    if (end(here) > end(before)) furthest = i;
   }
   checked_memory_ = std::move(memory);
 }

@@ -301,7 +301,9 @@ class FusedOptimizer(Optimizer):
         self.__dict__.setdefault("_hot", False)
         for group in self.param_groups:
             for name, value in self.defaults.items():
-                group.setdefault(name, value)
+                # A dict from before a switch existed was written with the switch off.
+                is_switch = isinstance(value, bool) and name != "decoupled_weight_decay"
+                group.setdefault(name, False if is_switch else value)
         self._table = None
 
     def __getstate__(self) -> dict[str, Any]:
