@@ -111,8 +111,8 @@ def main() -> None:
             break
     if here := tw.place().model_dir:
         torch.save(model.state_dict(), Path(here) / "model.pt")
-    print(f"loss {engine.last_result.loss:.3f}; report: {engine.report()}")
     engine.close()
+    print(f"loss {engine.last_result.loss:.3f}; report: {engine.report()}")
 
 
 if __name__ == "__main__":

@@ -79,8 +79,8 @@ def main() -> None:
 
     result = accuracy(engine, test)
     engine.log(test_accuracy=result)
-    report = engine.report()
     engine.close()
+    report = engine.report()
     samples = options.epochs * len(loader) * options.batch
     print(f"test accuracy {result:.2%} after {options.epochs} epochs in {seconds:.1f} s")
     print(f"{samples / seconds:,.0f} samples/s")

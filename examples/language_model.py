@@ -105,8 +105,8 @@ def main() -> None:
         schedule.step()
     written = model.write(torch.zeros(1, 1, dtype=torch.long), 200)[0, 1:]
     print("".join(alphabet[i] for i in written.tolist()))
-    print(f"loss {engine.last_result.loss:.3f}; report: {engine.report()}")
     engine.close()
+    print(f"loss {engine.last_result.loss:.3f}; report: {engine.report()}")
 
 
 if __name__ == "__main__":

@@ -104,6 +104,7 @@ class Engine:
         self._num_vetoed = 0
         self._forward_since_step = False
         self._closed = False
+        self._has_report = False
         self.last_result: StepResult | None = None
         self.num_steps = 0
 
@@ -334,7 +335,8 @@ class Engine:
         self.num_steps = int(state_dict["num_steps"])
 
     def report(self) -> Path:
-        """Write the run's self-contained HTML page and return its path."""
+        """Write the run's self-contained HTML page and return its path. While the run lives, the
+        page shows it so far, and `close()` draws it once more."""
         from tradewind.report import write_report
 
         if self.run is None:
@@ -342,6 +344,7 @@ class Engine:
                 "report: this Engine keeps no record; pass run='runs/NAME' to tw.Engine, or set "
                 "TRADEWIND_RUN"
             )
+        self._has_report = True
         self.run.flush()
         return write_report(self.run.path)
 
@@ -374,6 +377,8 @@ class Engine:
         self._adopted.release()
         if self.run is not None:
             self.run.close()
+            if self._has_report and os.getpid() == self.run.owner_pid:
+                self.report()
 
     def __enter__(self) -> Engine:
         return self

@@ -110,6 +110,9 @@ def test_report_is_drawn_while_the_run_lives(tmp_path: pathlib.Path) -> None:
         x, y = batches(1)[0]
         engine.step(F.cross_entropy(engine(x), y))
         page = engine.report()
+        assert "running" in page.read_text()
+    assert "finished" in page.read_text()  # drawn once more at the end
+    assert engine.report() == page
     assert page == tmp_path / "run" / "report.html"
     text = page.read_text()
     assert "<svg" in text and "http://" not in text.replace("http://www.w3.org", "")
