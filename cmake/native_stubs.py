@@ -20,16 +20,17 @@ def main() -> None:
         with contextlib.redirect_stdout(io.StringIO()):
             pybind11_stubgen.main(["tradewind._native", "-o", folder])
         stubs = (pathlib.Path(folder) / "tradewind" / "_native.pyi").read_text()
-    formatter = [sys.executable, "-m", "ruff", "format", "--line-length", "100", "-"]
-    sys.stdout.write(
-        subprocess.run(
-            [*formatter, "--stdin-filename", "_native.pyi"],
+    for command in (["check", "--fix-only", "--quiet"], ["format"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *command, "--stdin-filename", "_native.pyi", "-"],
             input=stubs,
             capture_output=True,
             text=True,
             check=True,
-        ).stdout
-    )
+            cwd=pathlib.Path(__file__).parents[1],
+        )
+        stubs = done.stdout
+    sys.stdout.write(stubs)
 
 
 if __name__ == "__main__":

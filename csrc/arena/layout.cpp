@@ -154,9 +154,8 @@ ByteRange Layout::shard(std::int64_t bucket_idx, std::int64_t rank, std::int64_t
   }
   const Bucket& bucket = buckets_[static_cast<std::size_t>(bucket_idx)];
   const auto cut = [&](std::int64_t part) {
-    // The first shard begins and the last ends where the bucket does, empty slots included.
+    // The first shard begins where the bucket does, before any empty slots.
     if (part == 0) return bucket.range.begin_bytes;
-    if (part == world_size) return bucket.range.end_bytes;
     const std::int64_t whole = bucket.num_norm_blocks / world_size * part;
     return block_offset_bytes(bucket,
                               whole + bucket.num_norm_blocks % world_size * part / world_size);

@@ -3,17 +3,19 @@ The native core of Tradewind. Import it through tradewind._core, which checks to
 """
 
 from __future__ import annotations
+
 import collections.abc
-import torch
 import typing
 
+import torch
+
 __all__: list[str] = [
+    "LAYOUT_VERSION",
+    "NORM_BLOCK_ELEMENTS",
     "Bucket",
     "CudaLibrary",
-    "LAYOUT_VERSION",
     "Layout",
     "MeasureResult",
-    "NORM_BLOCK_ELEMENTS",
     "OptimizerTable",
     "ParameterArena",
     "Rule",
