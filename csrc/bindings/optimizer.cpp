@@ -2,6 +2,7 @@
 #include <pybind11/typing.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <array>
 #include <utility>
 
 #include "bindings/register.h"
@@ -33,12 +34,15 @@ class Table : public OptimizerTable {
   void add_state_to(std::int64_t parameter_idx, const py::typing::Dict<py::str, py::object>& entry,
                     const RuleInfo& rule, bool is_first) {
     State state = add_state(parameter_idx, is_first);
-    Handed handed{entry, {}};
+    Handed handed{entry, {}, {}};
+    std::size_t count = 0;
     const auto put = [&](const char* name, const at::Tensor& tensor) {
-      const py::str key(name);
+      // One key object for all parameters: look-ups then compare pointers and stay in cache.
+      const auto key = py::reinterpret_steal<py::str>(PyUnicode_InternFromString(name));
       const py::object wrapped = py::cast(tensor);
       entry[key] = wrapped;
-      handed.tensors.emplace_back(key, wrapped);
+      handed.keys[count] = key;
+      handed.tensors[count++] = wrapped;
     };
     if (state.step.defined()) put("step", state.step);
     for (std::size_t i = 0; i < state.tensors.size(); ++i) {
@@ -47,12 +51,12 @@ class Table : public OptimizerTable {
     handed_.push_back(std::move(handed));
   }
 
-  // Whether every state tensor handed out still stands in its dict and fits its parameter.
+  // Whether every state tensor handed out still stands in its dict.
   [[nodiscard]] bool owns_states() const {
-    if (!fits_parameters()) return false;
     for (const Handed& handed : handed_) {
-      for (const auto& [key, tensor] : handed.tensors) {
-        if (PyDict_GetItemWithError(handed.entry.ptr(), key.ptr()) != tensor.ptr()) return false;
+      for (std::size_t i = 0; i < handed.keys.size() && handed.keys[i]; ++i) {
+        PyObject* found = PyDict_GetItemWithError(handed.entry.ptr(), handed.keys[i].ptr());
+        if (found != handed.tensors[i].ptr()) return false;
       }
     }
     return true;
@@ -65,7 +69,8 @@ class Table : public OptimizerTable {
  private:
   struct Handed {
     py::dict entry;
-    std::vector<std::pair<py::str, py::object>> tensors;
+    // The states and the step; null beyond the last.
+    std::array<py::object, kMaxStates + 1> keys, tensors;
   };
   std::vector<Handed> handed_;
 };
@@ -86,6 +91,7 @@ void register_optimizer(py::module_& module) {
       .def_readonly("num_nonfinite", &MeasureResult::num_nonfinite)
       .def_readonly("first_nonfinite_name", &MeasureResult::first_nonfinite_name)
       .def_readonly("num_hot", &MeasureResult::num_hot);
+  module.attr("NO_LONGER_FITS") = OptimizerTable::kNoLongerFits;
   py::class_<Table> table(module, "OptimizerTable");
   table.def(py::init<>())
       .def("add_group", &Table::add_group, py::arg("rule_name"), py::arg("parameters"),

@@ -1,5 +1,6 @@
 #include "torch/optimizer_table.h"
 
+#include <ATen/core/DimVector.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -27,7 +28,7 @@ struct OptimizerTable::Entry {
   std::size_t group_idx = 0;
   std::size_t slot_idx = 0;  // within the group's layout
   DType dtype = DType::kFloat32;
-  std::vector<std::int64_t> sizes, strides;  // state has them too, where they are dense
+  at::DimVector sizes, strides;  // state has them too, where they are dense
   bool has_state = false;
   bool is_first = false;
   void* states[kMaxStates] = {};
@@ -107,10 +108,10 @@ void OptimizerTable::add_group(std::string_view rule_name,
     entry.name = names[i];
     entry.group_idx = groups_.size();
     entry.slot_idx = i;
-    entry.sizes = parameters[i].sizes().vec();
-    entry.strides = parameters[i].strides().vec();
+    entry.sizes = at::DimVector(parameters[i].sizes());
+    entry.strides = at::DimVector(parameters[i].strides());
     // By index: users may repeat names, or leave them empty.
-    specs.push_back({std::to_string(i), entry.sizes, entry.dtype});
+    specs.push_back({std::to_string(i), parameters[i].sizes().vec(), entry.dtype});
     entries.push_back(std::move(entry));
   }
   group->layout = Layout::make(specs);
@@ -130,31 +131,26 @@ void OptimizerTable::add_group(std::string_view rule_name,
   if (hot_measure_) enable_hot_measure();
 }
 
-bool OptimizerTable::fits_parameters() const {
-  for (std::size_t i = 0; i < entries_.size(); ++i) {
-    if (parameters_[i].sizes() != entries_[i].sizes ||
-        parameters_[i].strides() != entries_[i].strides) {
-      return false;
-    }
-  }
-  return true;
-}
-
 std::int64_t OptimizerTable::collect() {
   active_.clear();
   active_entries_.clear();
   held_gradients_.clear();
   write_backs_.clear();
-  check_overlap();
-  for (std::size_t idx = 0; idx < entries_.size(); ++idx) take_gradient(idx);
+  std::vector<const void*> memory;
+  memory.reserve(parameters_.size());
+  for (std::size_t idx = 0; idx < entries_.size(); ++idx) {
+    if (!take_gradient(idx)) return kNoLongerFits;
+    memory.push_back(parameters_[idx].const_data_ptr());
+  }
+  if (memory != checked_memory_) check_overlap(std::move(memory));
   return static_cast<std::int64_t>(active_.size());
 }
 
-void OptimizerTable::take_gradient(std::size_t idx) {
+bool OptimizerTable::take_gradient(std::size_t idx) {
   const at::Tensor& parameter = parameters_[idx];
   const Entry& entry = entries_[idx];
   at::Tensor gradient = parameter.grad();
-  if (!gradient.defined()) return;
+  if (!gradient.defined()) return true;
   check_gradient(parameter, gradient, entry.name);
   if (!parameter.device().is_cpu()) {
     fail(ErrorKind::kBadState, "parameter '", entry.name,
@@ -167,10 +163,9 @@ void OptimizerTable::take_gradient(std::size_t idx) {
          " when the optimizer was made, is ", dtype_text(parameter.scalar_type()),
          " now; convert the model before making the optimizer");
   }
-  if (parameter.sizes() != entry.sizes || parameter.strides() != entry.strides) {
-    fail(ErrorKind::kBadState, "parameter '", entry.name, "': was ", c10::IntArrayRef(entry.sizes),
-         " with strides ", c10::IntArrayRef(entry.strides), " when the table was made, is ",
-         parameter.sizes(), " with strides ", parameter.strides(), " now");
+  if (parameter.sizes() != at::IntArrayRef(entry.sizes) ||
+      parameter.strides() != at::IntArrayRef(entry.strides)) {
+    return false;
   }
   at::Tensor target = parameter;
   if (!is_dense(parameter) || parameter.is_neg()) {
@@ -193,13 +188,10 @@ void OptimizerTable::take_gradient(std::size_t idx) {
   active_.push_back(slot);
   active_entries_.push_back(idx);
   held_gradients_.push_back(std::move(gradient));
+  return true;
 }
 
-void OptimizerTable::check_overlap() {
-  std::vector<const void*> memory;
-  memory.reserve(parameters_.size());
-  for (const at::Tensor& parameter : parameters_) memory.push_back(parameter.const_data_ptr());
-  if (memory == checked_memory_) return;
+void OptimizerTable::check_overlap(std::vector<const void*> memory) {
   std::vector<std::size_t> order;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (parameters_[i].numel() > 0) order.push_back(i);

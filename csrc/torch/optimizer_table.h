@@ -30,6 +30,8 @@ struct GroupOptions {
 
 class OptimizerTable {
  public:
+  static constexpr std::int64_t kNoLongerFits = -1;
+
   OptimizerTable();
   ~OptimizerTable();
   OptimizerTable(const OptimizerTable&) = delete;
@@ -40,11 +42,10 @@ class OptimizerTable {
   void add_group(std::string_view rule_name, const std::vector<at::Tensor>& parameters,
                  const std::vector<std::string>& names);
 
-  // Whether each parameter still has the shape and strides that its state was laid out for.
-  [[nodiscard]] bool fits_parameters() const;
-  // Takes up this step's gradients. Returns how many parameters have one. Throws naming the
-  // parameter for a gradient that is sparse, or of another dtype, device or shape, and for a
-  // parameter that fits_parameters() finds changed.
+  // Takes up this step's gradients. Returns how many parameters have one, or kNoLongerFits where a
+  // parameter's shape or strides are no longer those that its state was laid out for: make a new
+  // table then. Throws naming the parameter for a gradient that is sparse, or of another dtype,
+  // device or shape.
   std::int64_t collect();
   // Measures what collect() took, from hot sums where they still hold.
   const Measure& measure();
@@ -80,8 +81,8 @@ class OptimizerTable {
   struct Group;
   struct Entry;
 
-  void check_overlap();
-  void take_gradient(std::size_t idx);
+  void check_overlap(std::vector<const void*> memory);
+  [[nodiscard]] bool take_gradient(std::size_t idx);
   [[nodiscard]] std::vector<ScalarBlock> make_scalars(const std::vector<GroupOptions>& groups);
 
   std::vector<std::shared_ptr<Group>> groups_;

@@ -12,6 +12,7 @@ import torch
 __all__: list[str] = [
     "LAYOUT_VERSION",
     "NORM_BLOCK_ELEMENTS",
+    "NO_LONGER_FITS",
     "Bucket",
     "CudaLibrary",
     "Layout",
@@ -214,3 +215,4 @@ def supported_isas() -> list[str]: ...
 
 LAYOUT_VERSION: int = 1
 NORM_BLOCK_ELEMENTS: int = 4096
+NO_LONGER_FITS: int = -1

@@ -159,6 +159,9 @@ class FusedOptimizer(Optimizer):
         self._check_numbers([values for values, _ in groups])
         table = self._current_table()
         num_collected = table.collect()
+        if num_collected == native.NO_LONGER_FITS:  # p.data = other, .to(memory_format=...)
+            table = self._build_table(self._rule_names)
+            num_collected = table.collect()
         on_cuda = cuda.collect(self)
         if on_cuda and num_collected:
             raise NotImplementedError(
