@@ -36,7 +36,9 @@ class Curve:
         """Whether a logarithmic axis shows it better: positive, over more than two decades. Not
         for the learning rate, whose schedule is known by its shape on a linear axis."""
         finite = self.finite
-        return self.name != "lr" and bool(finite.size and finite.min() > 0 and finite.max() > 100 * finite.min())
+        return self.name != "lr" and bool(
+            finite.size and finite.min() > 0 and finite.max() > 100 * finite.min()
+        )
 
 
 def curve_of(series: Series) -> Curve:

@@ -117,7 +117,7 @@ def number_text(value: float) -> str:
 
 
 def steps_text(steps: Sequence[int]) -> str:
-    """ "step 5", "steps 5-8, 11" or "120 steps: 5, 6, ... and 114 more"."""
+    """Steps in words: "step (5)", "5 steps (5-8, 11)", runs after the sixth left out."""
     ranges: list[list[int]] = []
     for step in steps:
         if ranges and step == ranges[-1][1] + 1:

@@ -98,14 +98,17 @@ def _count(array: NDArray[Any]) -> tuple[list[float], list[int], int]:
     if finite.size == 0:
         return [], [], num_non_finite
     low, high = float(finite.min()), float(finite.max())
-    # Halved, the range of doubles at both ends of their range does not overflow.
+    one_bin = [low, high], [int(finite.size)], num_non_finite
+    scale = 1.0 if np.isfinite(high - low) else 0.5  # so that the range does not overflow
     try:
-        counts, edges = np.histogram(finite / 2, NUM_HISTOGRAM_BINS, (low / 2, high / 2))
+        counts, edges = np.histogram(
+            finite * scale, NUM_HISTOGRAM_BINS, (low * scale, high * scale)
+        )
     except ValueError:  # the range is too narrow to hold that many distinct edges
-        return [low, high], [int(finite.size)], num_non_finite
-    if low == high:
-        return [low, high], [int(finite.size)], num_non_finite
-    inner = [float(edge) * 2 for edge in edges[1:-1]]
+        return one_bin
+    inner = [float(edge) / scale for edge in edges[1:-1]]
+    if low == high or not np.all(np.diff([low, *inner, high]) > 0):
+        return one_bin
     return [low, *inner, high], [int(count) for count in counts], num_non_finite
 
 

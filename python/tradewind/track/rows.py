@@ -13,7 +13,7 @@ from tradewind.track.media import Histogram, Image
 
 RESERVED_NAMES = frozenset(("step", "time", "attempt"))
 _PLAIN_TYPES = frozenset((float, int, bool, str))
-_MAX_STEP = 2**63 - 1
+MAX_STEP = 2**63 - 1
 
 
 @dataclass
@@ -36,7 +36,7 @@ def checked_step(step: object) -> int:
             f"run.log: step: expected an integer, got {type(step).__name__} {step!r}; call "
             "run.log(step, {'name': value})"
         ) from None
-    if not 0 <= value <= _MAX_STEP:
+    if not 0 <= value <= MAX_STEP:
         raise ValueError(f"run.log: step: expected 0 to 2**63 - 1, got {value}")
     return value
 

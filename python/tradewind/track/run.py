@@ -19,7 +19,7 @@ from tradewind.track import current
 from tradewind.track.facts import gather_facts, json_safe, utc_now
 from tradewind.track.lock import RunLock
 from tradewind.track.record import CLOSING_STATUSES, RunJournal
-from tradewind.track.rows import checked_step
+from tradewind.track.rows import MAX_STEP, checked_step
 from tradewind.track.writer import MetricsWriter
 
 
@@ -81,7 +81,7 @@ class Run:
         the next flush. Raises TypeError or ValueError that names the key, RuntimeError for a
         closed run or in a forked child. A disk that is full costs a warning, no rows.
         """
-        if type(step) is not int or step < 0:
+        if type(step) is not int or not 0 <= step <= MAX_STEP:
             step = checked_step(step)
         if self._is_closed or os.getpid() != self.owner_pid:
             raise self._refusal()
