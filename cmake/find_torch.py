@@ -10,7 +10,9 @@ import sys
 import sysconfig
 
 SUPPORTED_MINORS = ("2.11", "2.12", "2.13")
-COMMAND = "pip install torch==2.13.0 scikit-build-core && pip install --no-build-isolation ."
+COMMAND = (
+    "pip install torch==2.13.0 scikit-build-core cmake ninja && pip install --no-build-isolation ."
+)
 
 
 def main() -> None:

@@ -87,3 +87,23 @@ def test_isa_is_chosen_by_the_environment() -> None:
     wrong = run(code, TRADEWIND_ISA="sse9")
     assert "ValueError: TRADEWIND_ISA: expected one of baseline" in wrong.stderr
     assert "got 'sse9'" in wrong.stderr
+
+
+def test_free_threaded_python_is_refused_by_name() -> None:
+    code = """
+import sys, sysconfig
+sysconfig.get_config_vars()["Py_GIL_DISABLED"] = 1
+import tradewind
+try:
+    tradewind.Engine
+except ImportError as error:
+    assert "tradewind._native" not in sys.modules
+    print(error)
+"""
+    assert "free-threaded Python is not supported" in run(code).stdout
+
+
+def test_import_takes_less_than_a_tenth_of_a_second() -> None:
+    """The one promise about time that is a test: best of five, some twenty times the measured."""
+    code = "import time; a = time.perf_counter(); import tradewind; print(time.perf_counter() - a)"
+    assert min(float(run(code).stdout) for _ in range(5)) < 0.1

@@ -357,6 +357,7 @@ class Engine:
             "clip_factor": outcome.clip_factor,
             "lr": self.optimizer.param_groups[0]["lr"],
             "vetoed": int(result.vetoed),
+            "hot_gradients": result.num_hot,
             "step_s": times.step_s,
             "wait_s": times.wait_s,
         }

@@ -22,7 +22,7 @@ def run_batches(
     engine: Engine, meter: Meter, loader: Iterable[Any], epochs: int, mode: Mode
 ) -> Iterator[Any]:
     """What `Engine.batches` returns; its arguments are checked there."""
-    length = len(loader) if isinstance(loader, Sized) else None
+    length = _length(loader)
     total = length * epochs if length is not None else None
     with contextlib.closing(Progress(total, mode=mode)) as progress:
         meter.start()
@@ -33,6 +33,15 @@ def run_batches(
                 _show(progress, engine, samples)
         if engine.flush() is not None:
             _show(progress, engine, 0)
+
+
+def _length(loader: Iterable[Any]) -> int | None:
+    if not isinstance(loader, Sized):
+        return None
+    try:
+        return len(loader)
+    except TypeError:  # a DataLoader over an IterableDataset has __len__ and may not know
+        return None
 
 
 def _timed(loader: Iterable[Any], meter: Meter) -> Iterator[tuple[Any, int]]:

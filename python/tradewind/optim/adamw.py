@@ -73,13 +73,7 @@ class AdamW(FusedOptimizer):
     @staticmethod
     def _option_values(group: dict[str, Any]) -> list[float]:
         beta1, beta2 = group["betas"]
-        return [
-            float(group["lr"]),
-            float(beta1),
-            float(beta2),
-            float(group["eps"]),
-            float(group["weight_decay"]),
-        ]
+        return [float(x) for x in (group["lr"], beta1, beta2, group["eps"], group["weight_decay"])]
 
     @staticmethod
     def _check_group(group: dict[str, Any]) -> None:

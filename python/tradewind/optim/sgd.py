@@ -67,13 +67,8 @@ class SGD(FusedOptimizer):
 
     @staticmethod
     def _option_values(group: dict[str, Any]) -> list[float]:
-        return [
-            float(group["lr"]),
-            float(group["momentum"]),
-            float(group["dampening"]),
-            float(group["weight_decay"]),
-            float(group["nesterov"]),
-        ]
+        names = ("lr", "momentum", "dampening", "weight_decay", "nesterov")
+        return [float(group[name]) for name in names]
 
     @staticmethod
     def _check_group(group: dict[str, Any]) -> None:

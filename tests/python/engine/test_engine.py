@@ -366,6 +366,27 @@ def test_batches_come_in_the_loaders_order_and_tell_the_epoch() -> None:
     assert Sampler.epochs == [0, 1]
 
 
+def test_streams_of_unknown_length() -> None:
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):  # type: ignore[no-untyped-def]
+            return iter(torch.arange(6.0).split(1))
+
+    loader = torch.utils.data.DataLoader(Stream(), batch_size=4)
+    with tw.Engine(nn.Linear(1, 1), tw.SGD(lr=0.0)) as engine:
+        sizes = [len(batch) for batch in engine.batches(loader, 2, progress="lines")]
+    assert sizes == [4, 2, 4, 2]
+
+
+def test_leaving_the_loop_early_keeps_what_was_done() -> None:
+    with tw.Engine(nn.Linear(1, 1), tw.SGD(lr=0.1), accumulate=2) as engine:
+        for index, x in enumerate(engine.batches([torch.ones(1, 1)] * 8, progress="off")):
+            engine.step(engine(x).mean())
+            if index == 4:
+                break
+        assert engine.num_steps == 2
+        assert engine.step(engine(x).mean()).applied  # completes the group of the fifth
+
+
 def test_nothing_synchronises_or_allocates_gradients_twice() -> None:
     """The gradient that autograd made is read in place: no copy, no view into a zeroed arena."""
     model = nn.Linear(64, 64)

@@ -41,6 +41,7 @@ def test_each_step_has_its_row(tmp_path: pathlib.Path) -> None:
         "clip_factor": [r.clip_factor for r in results],
         "lr": [1e-3] * 4,
         "vetoed": [0] * 4,
+        "hot_gradients": [5] * 4,
     }.items():
         assert series(tmp_path / "run", name) == dict(enumerate(expected, start=1)), name
     assert set(series(tmp_path / "run", "accuracy")) == {1, 2, 3, 4}
