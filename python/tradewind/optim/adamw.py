@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import ParamsT
 
-from tradewind.optim.fused import FusedOptimizer, check_range
+from tradewind.optim.fused import FusedOptimizer, Measuring, check_range
 
 
 class AdamW(FusedOptimizer):
@@ -28,6 +28,9 @@ class AdamW(FusedOptimizer):
         maximize: ascend instead of descend.
         clip_norm: scale gradients of this optimizer so that their joint 2-norm is at most this, as
             `torch.nn.utils.clip_grad_norm_` would, without touching `.grad`; None does not clip.
+        measure: when the norm for `clip_norm` is taken: "step", or "backward", by hooks while each
+            gradient is in cache. A gradient that is changed in between is measured again, but an
+            edit through `.grad.data` leaves no trace: keep "step" where code does that.
         foreach, fused: accepted and ignored: the step is always one pass.
         capturable, differentiable: True raises NotImplementedError.
 
@@ -45,6 +48,7 @@ class AdamW(FusedOptimizer):
         amsgrad: bool = False,
         *,
         clip_norm: float | None = None,
+        measure: Measuring = "step",
         maximize: bool = False,
         foreach: bool | None = None,
         capturable: bool = False,
@@ -64,7 +68,7 @@ class AdamW(FusedOptimizer):
             "fused": fused,
             "decoupled_weight_decay": True,
         }
-        super().__init__(params, defaults, clip_norm=clip_norm)
+        super().__init__(params, defaults, clip_norm=clip_norm, measure=measure)
 
     @staticmethod
     def _rule_name(group: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import is_
-from typing import Any, ClassVar, overload
+from typing import Any, ClassVar, Literal, get_args, overload
 
 import torch
 from torch.optim.optimizer import Optimizer, ParamsT
@@ -16,6 +16,7 @@ from torch.optim.optimizer import Optimizer, ParamsT
 from tradewind._core import native
 from tradewind.optim import cuda
 
+Measuring = Literal["step", "backward"]
 _NOT_BUILT = ("capturable", "differentiable")
 
 
@@ -94,14 +95,23 @@ class FusedOptimizer(Optimizer):
         raise NotImplementedError
 
     def __init__(
-        self, params: ParamsT, defaults: dict[str, Any], *, clip_norm: float | None = None
+        self,
+        params: ParamsT,
+        defaults: dict[str, Any],
+        *,
+        clip_norm: float | None = None,
+        measure: Measuring = "step",
     ) -> None:
         if clip_norm is not None:
             check_range("clip_norm", clip_norm, low=0.0)
+        if measure not in get_args(Measuring):
+            raise ValueError(f"measure: expected 'step' or 'backward', got {measure!r}")
         self._check_group(defaults)
         self._hot = False
         self.clip_norm = clip_norm
         super().__init__(params, defaults)
+        if measure == "backward":
+            self.measure_while_hot()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a param group; options it does not set are the optimizer's defaults.
@@ -310,7 +320,7 @@ class FusedOptimizer(Optimizer):
         self._table = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "clip_norm": self.clip_norm}
+        return {**super().__getstate__(), "clip_norm": self.clip_norm, "_hot": self._hot}
 
     # --- for the Engine -------------------------------------------------------------------------
 

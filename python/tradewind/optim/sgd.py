@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import ParamsT
 
-from tradewind.optim.fused import FusedOptimizer, check_range
+from tradewind.optim.fused import FusedOptimizer, Measuring, check_range
 
 
 class SGD(FusedOptimizer):
@@ -25,7 +25,7 @@ class SGD(FusedOptimizer):
         weight_decay: added to the gradient, times the parameter.
         nesterov: look ahead along the buffer; needs momentum > 0 and dampening 0.
         maximize: ascend instead of descend.
-        clip_norm: see :class:`tradewind.optim.AdamW`.
+        clip_norm, measure: see :class:`tradewind.optim.AdamW`.
         foreach, fused: accepted and ignored: the step is always one pass.
         differentiable: True raises NotImplementedError.
 
@@ -43,6 +43,7 @@ class SGD(FusedOptimizer):
         nesterov: bool = False,
         *,
         clip_norm: float | None = None,
+        measure: Measuring = "step",
         maximize: bool = False,
         foreach: bool | None = None,
         differentiable: bool = False,
@@ -59,7 +60,7 @@ class SGD(FusedOptimizer):
             "differentiable": differentiable,
             "fused": fused,
         }
-        super().__init__(params, defaults, clip_norm=clip_norm)
+        super().__init__(params, defaults, clip_norm=clip_norm, measure=measure)
 
     @staticmethod
     def _rule_name(group: dict[str, Any]) -> str:

@@ -76,6 +76,24 @@ def test_plain_optimizers_measure_at_the_step() -> None:
     assert optimizer.outcome.norm == pytest.approx(expected_norm(change), rel=1e-6)
 
 
+@pytest.mark.parametrize("make", [tw.optim.SGD, tw.optim.AdamW])
+def test_plain_optimizers_measure_in_backward_on_request(make) -> None:  # type: ignore[no-untyped-def]
+    x, y = batches(1)[0]
+    outcomes = []
+    for measure in ("step", "backward"):
+        model = small_net()
+        optimizer = make(model.parameters(), lr=0.1, clip_norm=0.1, measure=measure)
+        for _ in range(2):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        outcomes.append((optimizer.outcome.norm, bits(model)))
+        assert optimizer.outcome.num_hot == (NUM_PARAMETERS if measure == "backward" else 0)
+    assert outcomes[0] == outcomes[1]
+    with pytest.raises(ValueError, match="measure: expected 'step' or 'backward', got 'forward'"):
+        make(small_net().parameters(), lr=0.1, measure="forward")
+
+
 def test_parameters_used_twice_keep_the_last_arrival() -> None:
     layer = nn.Linear(4, 4)
     with tw.Engine(layer, tw.SGD(lr=0.1)) as engine:
