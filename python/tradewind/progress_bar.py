@@ -15,6 +15,12 @@ from tradewind.progress import Snapshot, details
 _MIN_BAR_WIDTH, _MAX_BAR_WIDTH = 8, 30
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """rich would exit the process and point its stdout to /dev/null."""
+        raise BrokenPipeError("the terminal is gone")
+
+
 class Bar:
     """A rich progress bar; a spinner where the number of batches is unknown."""
 
@@ -29,7 +35,7 @@ class Bar:
             TextColumn("[bold]{task.description}"),
             SpinnerColumn() if total_batches is None else self._bar,
             TextColumn("{task.fields[text]}"),
-            console=Console(file=stream),
+            console=_Console(file=stream),
             auto_refresh=False,
         )
         self._task = self._progress.add_task(
