@@ -4,6 +4,8 @@ what they were; only their memory moves. What cannot move is refused by name, be
 from __future__ import annotations
 
 import warnings
+import weakref
+from collections.abc import MutableMapping
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -11,8 +13,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from tradewind._core import native
 
-# Parameters that an open Engine holds.
-_adopted = WeakIdKeyDictionary()
+# Parameter -> weak reference to the AdoptedModel that holds it: an Engine that was dropped without
+# close() holds nothing.
+_adopted: MutableMapping[torch.Tensor, weakref.ref[AdoptedModel]] = WeakIdKeyDictionary()
 
 
 def clean_name(name: str) -> str:
@@ -43,7 +46,7 @@ class AdoptedModel:
         self._sites = _find_sites(model)
         self._noted: set[str] = set()
         for parameter in self.parameters:
-            _adopted[parameter] = True
+            _adopted[parameter] = weakref.ref(self)
 
     def release(self) -> None:
         """Let another Engine adopt these parameters. Their memory stays where it is."""
@@ -103,7 +106,8 @@ def check_adoptable(name: str, parameter: torch.Tensor) -> None:
     kind = _refused_kind(parameter)
     if kind:
         raise TypeError(f"parameter {name!r}: expected a plain dense nn.Parameter, got {kind}")
-    if parameter in _adopted:
+    holder = _adopted.get(parameter)
+    if holder is not None and holder() is not None:
         raise ValueError(
             f"parameter {name!r}: is in another Engine already; close() that one first, or copy "
             "the module"

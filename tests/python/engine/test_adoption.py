@@ -298,6 +298,15 @@ def test_one_parameter_in_two_engines_is_refused() -> None:
     adopt(model).close()
 
 
+def test_an_engine_that_was_dropped_holds_nothing() -> None:
+    model = small_net()
+    engine = adopt(model)
+    one_step(engine)
+    del engine
+    with adopt(model) as engine:
+        one_step(engine)
+
+
 def test_empty_and_frozen_parameters_are_welcome() -> None:
     model = Odd(torch.zeros(0, 5))
     model.count = nn.Parameter(torch.arange(3), requires_grad=False)
