@@ -25,7 +25,7 @@ def commands() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def readme_folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """A folder in which the README's Python blocks have run, in order, as one script."""
     folder = tmp_path_factory.mktemp("readme")
     done = subprocess.run(
@@ -39,14 +39,17 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return folder
 
 
-def test_python_blocks_run(workplace: pathlib.Path) -> None:
-    assert (workplace / "runs/readme/report.html").exists()
+def test_python_blocks_run(readme_folder: pathlib.Path) -> None:
+    assert (readme_folder / "runs/readme/report.html").exists()
 
 
 @pytest.mark.parametrize("command", [c for c in commands() if c.startswith("tradewind ")])
-def test_command_line_examples_run(command: str, workplace: pathlib.Path) -> None:
+def test_command_line_examples_run(command: str, readme_folder: pathlib.Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", *shlex.split(command)], capture_output=True, text=True, cwd=workplace
+        [sys.executable, "-m", *shlex.split(command)],
+        capture_output=True,
+        text=True,
+        cwd=readme_folder,
     )
     assert done.returncode == 0, done.stderr
 
