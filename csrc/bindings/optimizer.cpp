@@ -62,10 +62,6 @@ class Table : public OptimizerTable {
     return true;
   }
 
-  [[nodiscard]] std::int64_t num_states() const {
-    return static_cast<std::int64_t>(handed_.size());
-  }
-
  private:
   struct Handed {
     py::dict entry;
@@ -115,13 +111,9 @@ void register_optimizer(py::module_& module) {
            [](Table& self) {
              if (self.hot_measure() != nullptr) self.hot_measure()->install();
            })
-      .def("remove_hooks",
-           [](Table& self) {
-             if (self.hot_measure() != nullptr) self.hot_measure()->remove();
-           })
-      .def_property_readonly("num_parameters", &Table::num_parameters)
-      .def_property_readonly("num_states", &Table::num_states)
-      .def_property_readonly("state_bytes", &Table::state_bytes);
+      .def("remove_hooks", [](Table& self) {
+        if (self.hot_measure() != nullptr) self.hot_measure()->remove();
+      });
   refuse_copies(table, "OptimizerTable");
 }
 

@@ -13,6 +13,15 @@ namespace {
 // 5 microseconds, a block of AdamW about one).
 constexpr std::int64_t kGrainBlocks = 16;
 
+// Each slot's first block in the concatenation of all slots, and their number at the end.
+void number_blocks(std::span<const SweepSlot> slots, std::vector<std::int64_t>& first_block) {
+  first_block.assign(1, 0);
+  first_block.reserve(slots.size() + 1);
+  for (const SweepSlot& slot : slots) {
+    first_block.push_back(first_block.back() + num_norm_blocks(slot.num_elements));
+  }
+}
+
 // Visits the parts of slots that make up blocks [begin, end) of the concatenation of all slots.
 // visit(slot_idx, first element, number of elements)
 template <class Visit>
@@ -57,10 +66,7 @@ std::int64_t count_in_slot(const SweepSlot& slot, const Kernels& kernels) {
 
 void Measure::begin(std::span<const SweepSlot> slots) {
   slots_ = slots;
-  first_block_.assign(1, 0);
-  for (const SweepSlot& slot : slots) {
-    first_block_.push_back(first_block_.back() + num_norm_blocks(slot.num_elements));
-  }
+  number_blocks(slots, first_block_);
   block_sums_.resize(static_cast<std::size_t>(first_block_.back()));
   is_adopted_.assign(slots.size(), false);
 }
@@ -121,11 +127,8 @@ double clip_factor(double norm, double max_norm) {
 
 void sweep(std::span<const SweepSlot> slots, std::span<const ScalarBlock> scalars,
            double gradient_multiplier, const Kernels& kernels, const Parallel& parallel) {
-  std::vector<std::int64_t> first_block(1, 0);
-  first_block.reserve(slots.size() + 1);
-  for (const SweepSlot& slot : slots) {
-    first_block.push_back(first_block.back() + num_norm_blocks(slot.num_elements));
-  }
+  std::vector<std::int64_t> first_block;
+  number_blocks(slots, first_block);
   parallel.for_ranges(first_block.back(), kGrainBlocks, [&](std::int64_t begin, std::int64_t end) {
     visit_blocks(first_block, begin, end, slots,
                  [&](std::size_t slot_idx, std::int64_t first, std::int64_t count) {

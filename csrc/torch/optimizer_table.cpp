@@ -344,14 +344,4 @@ void OptimizerTable::enable_hot_measure() {
   hot_measure_->install();
 }
 
-std::int64_t OptimizerTable::state_bytes() const {
-  std::int64_t bytes = 0;
-  for (const auto& group : groups_) {
-    for (const auto& arenas : group->state_arenas) {
-      for (const auto& arena : arenas) bytes += arena->size_bytes();
-    }
-  }
-  return bytes;
-}
-
 }  // namespace tradewind

@@ -72,11 +72,6 @@ class OptimizerTable {
   void enable_hot_measure();
   [[nodiscard]] HotMeasure* hot_measure() const { return hot_measure_.get(); }
 
-  [[nodiscard]] std::int64_t num_parameters() const {
-    return static_cast<std::int64_t>(parameters_.size());
-  }
-  [[nodiscard]] std::int64_t state_bytes() const;
-
  private:
   struct Group;
   struct Entry;

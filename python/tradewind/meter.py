@@ -48,7 +48,7 @@ class Meter:
 
 
 def count_samples(batch: Any) -> int:
-    """Extent of the first dimension of the first tensor found in a (nested) batch; 1 if none."""
+    """Extent of the first dimension of the first tensor found in a (nested) batch; 0 if none."""
     if isinstance(batch, torch.Tensor):
         return int(batch.shape[0]) if batch.ndim else 1
     values = batch.values() if isinstance(batch, dict) else batch

@@ -85,9 +85,9 @@ class Engine:
         # Before adoption, so that a bad recipe leaves the model alone.
         self.optimizer = make_optimizer(optimizer, named, clip_norm)
         run_path = os.environ.get("TRADEWIND_RUN") or run
-        self._config = describe(self.optimizer, precision, accumulate, model)
+        config = describe(self.optimizer, precision, accumulate, model)
         self.run: Run | None = (
-            Run.open(run_path, config=self._config, seed=torch.initial_seed()) if run_path else None
+            Run.open(run_path, config=config, seed=torch.initial_seed()) if run_path else None
         )
         try:
             self._adopted = AdoptedModel(model)
@@ -95,7 +95,7 @@ class Engine:
             if self.run is not None:
                 self.run.__exit__(type(error), error, error.__traceback__)
             raise
-        self._table = self.optimizer.measure_while_hot()
+        self.optimizer.measure_while_hot()
         self._meter = Meter()
         self._tracked: dict[str, Any] = {}
         self._untracked_state: dict[str, Any] = {}
@@ -204,8 +204,6 @@ class Engine:
 
     def _prepare_hooks(self) -> None:
         table = self.optimizer.native_table
-        if table is not self._table:
-            self._table = table
         if _compiled_autograd_is_on():
             # It refuses C++ hooks; gradients are then measured at the step.
             table.remove_hooks()
@@ -226,7 +224,7 @@ class Engine:
         self.optimizer.step()
         outcome = self.optimizer.outcome
         assert outcome is not None
-        self.optimizer.native_table.release_gradients()
+        self.optimizer.release_gradients()
         for parameter in self._adopted.parameters:
             parameter.grad = None
         self.num_steps += 1

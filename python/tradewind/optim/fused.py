@@ -329,12 +329,16 @@ class FusedOptimizer(Optimizer):
         """The table over the present groups and state, brought up to date."""
         return self._current_table()
 
-    def measure_while_hot(self) -> native.OptimizerTable:
-        """Measure gradients in backward, while they are in cache. Returns the table."""
+    def measure_while_hot(self) -> None:
+        """Measure gradients in backward, while they are in cache."""
         self._hot = True
-        table = self._current_table()
-        table.enable_hot_measure()
-        return table
+        self._table = None
+        self._current_table()
+
+    def release_gradients(self) -> None:
+        """Drop the gradients of the parameters that the last `step()` went over."""
+        if self._table is not None:
+            self._table.release_gradients()
 
     def order(self, orders: Orders) -> None:
         """Orders for the next `step()` alone."""
