@@ -1,11 +1,12 @@
 # make demo     set up, train a small model on real data, draw its report
 # make test     everything that proves the engine right
+# make test-torch-suite  PyTorch's own optimizer suite over our classes (downloads its file once)
 # make bench    the figures of the README, measured on this machine
 # make gpu      build in the current Python, run the GPU tests and benchmarks (no network needed)
 PYTHON ?= python3
 VENV_PYTHON := .venv/bin/python
 
-.PHONY: demo test bench gpu format stubs clean
+.PHONY: demo test test-torch-suite bench gpu format stubs clean
 
 demo:
 	@PYTHON=$(PYTHON) scripts/setup.sh demo
@@ -14,6 +15,10 @@ demo:
 test:
 	@PYTHON=$(PYTHON) scripts/setup.sh test
 	$(VENV_PYTHON) -m pytest $(PYTEST_ARGS)
+
+test-torch-suite:
+	@PYTHON=$(PYTHON) scripts/setup.sh test
+	$(VENV_PYTHON) tests/torch_suite/run.py $(SUITE_ARGS)
 
 bench:
 	@PYTHON=$(PYTHON) scripts/setup.sh test

@@ -26,7 +26,9 @@ add_library(tradewind_core STATIC
   csrc/arena/memory.cpp
   csrc/step/cuda/library.cpp
   csrc/step/isa.cpp
+  csrc/step/measure.cpp
   csrc/step/rule_table.cpp
+  csrc/step/stored_array.cpp
   csrc/step/sweep.cpp)
 target_include_directories(tradewind_core PUBLIC csrc)
 target_link_libraries(tradewind_core PUBLIC tradewind_warnings ${CMAKE_DL_LIBS})

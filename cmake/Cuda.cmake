@@ -24,7 +24,13 @@ if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.8)
     "upgrade it or configure with -DTRADEWIND_CUDA=OFF")
 endif()
 set(TRADEWIND_CUDA_PYTHON True)
-add_library(tradewind_cuda SHARED csrc/step/cuda/adamw.cu csrc/step/cuda/probe.cu)
+add_library(tradewind_cuda SHARED
+  csrc/step/cuda/combine.cu
+  csrc/step/cuda/control.cu
+  csrc/step/cuda/measure.cu
+  csrc/step/cuda/probe.cu
+  csrc/step/cuda/sweep_double.cu
+  csrc/step/cuda/sweep_float.cu)
 target_include_directories(tradewind_cuda PRIVATE csrc)
 # Same bits as on the CPU: no contraction, subnormals kept, IEEE division and root.
 target_compile_options(tradewind_cuda PRIVATE

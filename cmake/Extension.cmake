@@ -31,8 +31,10 @@ file(GLOB TRADEWIND_TORCH_OPENMP ${TRADEWIND_TORCH_ROOT}/lib/libgomp*.so*
   ${TRADEWIND_TORCH_ROOT}.libs/libgomp*.so*)
 
 add_library(tradewind_torch STATIC
+  csrc/torch/group_state.cpp
   csrc/torch/hot_measure.cpp
   csrc/torch/optimizer_table.cpp
+  csrc/torch/orthogonalize.cpp
   csrc/torch/parameter_arena.cpp
   csrc/torch/slot_tensor.cpp
   $<TARGET_OBJECTS:tradewind_parallel>)

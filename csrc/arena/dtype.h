@@ -28,6 +28,10 @@ inline constexpr int kNumFloatingDTypes = 4;
 
 constexpr bool is_floating(DType dtype) { return static_cast<int>(dtype) < kNumFloatingDTypes; }
 
+constexpr bool is_complex(DType dtype) {
+  return dtype == DType::kComplex64 || dtype == DType::kComplex128;
+}
+
 constexpr std::int64_t element_bytes(DType dtype) {
   constexpr std::int64_t kBytes[kNumDTypes] = {4, 8, 2, 2, 1, 1, 2, 4, 8, 1, 8, 16};
   return kBytes[static_cast<int>(dtype)];

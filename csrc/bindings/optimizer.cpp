@@ -3,10 +3,13 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <array>
+#include <optional>
+#include <string_view>
+#include <tuple>
 #include <utility>
 
+#include "base/error.h"
 #include "bindings/register.h"
-#include "step/rule_table.h"
 #include "torch/optimizer_table.h"
 
 namespace tradewind::bindings {
@@ -15,15 +18,37 @@ namespace {
 namespace py = pybind11;
 
 struct MeasureResult {
-  double norm = 0.0;  // of the gradients as they lie in memory
-  std::int64_t num_nonfinite = 0;
+  double norm = 0.0;               // of the gradients as they lie in memory
+  std::int64_t num_nonfinite = 0;  // elements
   std::string first_nonfinite_name;
   std::int64_t num_hot = 0;
 };
 
+constexpr std::pair<std::string_view, Master> kMasters[] = {
+    {"none", Master::kNone}, {"fp32", Master::kFloat32}, {"split", Master::kSplit}};
+constexpr std::pair<std::string_view, StatePrecision> kStatePrecisions[] = {
+    {"parameter", StatePrecision::kParameter},
+    {"fp32", StatePrecision::kFloat32},
+    {"bf16", StatePrecision::kBFloat16},
+    {"8bit", StatePrecision::kEightBit}};
+
+template <class Choices>
+auto choose(const char* option, const std::string& given, const Choices& choices) {
+  std::string known;
+  for (const auto& [name, value] : choices) {
+    if (given == name) return value;
+    known += (known.empty() ? "" : ", ") + std::string(name);
+  }
+  fail(ErrorKind::kBadValue, option, ": expected one of ", known, ", got '", given, "'");
+}
+
 // An OptimizerTable that knows which dicts its state tensors were put into.
 class Table : public OptimizerTable {
  public:
+  Table(const std::string& masters, const std::string& states, std::uint64_t seed)
+      : OptimizerTable({choose("masters", masters, kMasters),
+                        choose("state_dtype", states, kStatePrecisions), seed}) {}
+
   MeasureResult measure_all() {
     const py::gil_scoped_release release;
     const Measure& measured = measure();
@@ -32,21 +57,15 @@ class Table : public OptimizerTable {
 
   // Fills `entry` (the optimizer's state dict of this parameter) with tensors over the arena.
   void add_state_to(std::int64_t parameter_idx, const py::typing::Dict<py::str, py::object>& entry,
-                    const RuleInfo& rule, bool is_first) {
-    State state = add_state(parameter_idx, is_first);
-    Handed handed{entry, {}, {}};
-    std::size_t count = 0;
-    const auto put = [&](const char* name, const at::Tensor& tensor) {
+                    bool is_first) {
+    Handed handed{entry, {}};
+    for (NamedTensor& named : add_state(parameter_idx, is_first)) {
       // One key object for all parameters: look-ups then compare pointers and stay in cache.
-      const auto key = py::reinterpret_steal<py::str>(PyUnicode_InternFromString(name));
-      const py::object wrapped = py::cast(tensor);
+      const auto key =
+          py::reinterpret_steal<py::str>(PyUnicode_InternFromString(named.name.c_str()));
+      const py::object wrapped = py::cast(named.tensor);
       entry[key] = wrapped;
-      handed.keys[count] = key;
-      handed.tensors[count++] = wrapped;
-    };
-    if (state.step.defined()) put("step", state.step);
-    for (std::size_t i = 0; i < state.tensors.size(); ++i) {
-      put(rule.state_names[i], state.tensors[i]);
+      handed.tensors.emplace_back(key, wrapped);
     }
     handed_.push_back(std::move(handed));
   }
@@ -54,9 +73,9 @@ class Table : public OptimizerTable {
   // Whether every state tensor handed out still stands in its dict.
   [[nodiscard]] bool owns_states() const {
     for (const Handed& handed : handed_) {
-      for (std::size_t i = 0; i < handed.keys.size() && handed.keys[i]; ++i) {
-        PyObject* found = PyDict_GetItemWithError(handed.entry.ptr(), handed.keys[i].ptr());
-        if (found != handed.tensors[i].ptr()) return false;
+      for (const auto& [key, tensor] : handed.tensors) {
+        PyObject* found = PyDict_GetItemWithError(handed.entry.ptr(), key.ptr());
+        if (found != tensor.ptr()) return false;
       }
     }
     return true;
@@ -65,18 +84,41 @@ class Table : public OptimizerTable {
  private:
   struct Handed {
     py::dict entry;
-    // The states and the step; null beyond the last.
-    std::array<py::object, kMaxStates + 1> keys, tensors;
+    std::vector<std::pair<py::str, py::object>> tensors;
   };
   std::vector<Handed> handed_;
 };
 
-void sweep(Table& table, const std::vector<std::pair<std::vector<double>, bool>>& groups,
-           double gradient_multiplier) {
+// (option values, maximize, matrix options or None)
+using GroupTuple = std::tuple<std::vector<double>, bool, std::optional<MatrixOptions>>;
+
+void sweep(Table& table, const std::vector<GroupTuple>& groups, double gradient_multiplier,
+           bool wants_changes) {
   const py::gil_scoped_release release;
   std::vector<GroupOptions> options;
-  for (const auto& [values, maximize] : groups) options.push_back({values, maximize});
-  table.sweep(options, gradient_multiplier);
+  for (const auto& [values, maximize, matrix] : groups) {
+    options.push_back({values, maximize, matrix.value_or(MatrixOptions{})});
+  }
+  table.sweep(options, gradient_multiplier, wants_changes);
+}
+
+py::typing::Dict<py::str, py::typing::List<py::float_>> statistics(const Table& table) {
+  const auto& all = table.statistics();
+  const auto column = [&](auto get) {
+    std::vector<decltype(get(all[0]))> values;
+    for (const auto& one : all) values.push_back(get(one));
+    return py::list(py::cast(values));
+  };
+  using One = const OptimizerTable::ParameterStatistics&;
+  py::typing::Dict<py::str, py::typing::List<py::float_>> columns;
+  columns["parameter_idx"] = column([](One one) { return one.parameter_idx; });
+  columns["num_elements"] = column([](One one) { return one.num_elements; });
+  columns["gradient_squares"] = column([](One one) { return one.measure.sum_of_squares; });
+  columns["gradient_max"] = column([](One one) { return one.measure.max_abs; });
+  columns["num_zeros"] = column([](One one) { return one.measure.num_zeros; });
+  columns["parameter_squares"] = column([](One one) { return one.change.parameter_squares; });
+  columns["change_squares"] = column([](One one) { return one.change.change_squares; });
+  return columns;
 }
 
 }  // namespace
@@ -88,17 +130,35 @@ void register_optimizer(py::module_& module) {
       .def_readonly("first_nonfinite_name", &MeasureResult::first_nonfinite_name)
       .def_readonly("num_hot", &MeasureResult::num_hot);
   module.attr("NO_LONGER_FITS") = OptimizerTable::kNoLongerFits;
+  py::class_<MatrixOptions>(module, "MatrixOptions")
+      .def(py::init([](std::array<double, 3> coefficients, double eps, std::int64_t num_iterations,
+                       const std::string& adjust_lr) {
+             constexpr std::pair<std::string_view, std::string_view> kAdjustments[] = {
+                 {"original", "original"}, {"match_rms_adamw", "match_rms_adamw"}};
+             return MatrixOptions{coefficients, eps, num_iterations,
+                                  choose("adjust_lr_fn", adjust_lr, kAdjustments)};
+           }),
+           py::arg("coefficients"), py::arg("eps"), py::arg("num_iterations"),
+           py::arg("adjust_lr"));
   py::class_<Table> table(module, "OptimizerTable");
-  table.def(py::init<>())
+  table
+      .def(py::init<const std::string&, const std::string&, std::uint64_t>(),
+           py::arg("masters") = "none", py::arg("state_dtype") = "parameter", py::arg("seed") = 0)
       .def("add_group", &Table::add_group, py::arg("rule_name"), py::arg("parameters"),
            py::arg("names"))
       .def("collect", &Table::collect)
       .def("measure", &Table::measure_all)
       .def("missing_state", &Table::missing_state)
       .def("add_state", &Table::add_state_to, py::arg("parameter_idx"), py::arg("entry"),
-           py::arg("rule"), py::arg("is_first"))
+           py::arg("is_first"))
+      .def("set_state", &Table::set_state, py::arg("parameter_idx"), py::arg("state_idx"),
+           py::arg("values"))
+      .def("set_master", &Table::set_master, py::arg("parameter_idx"), py::arg("values"))
       .def("owns_states", &Table::owns_states)
-      .def("sweep", &sweep, py::arg("groups"), py::arg("gradient_multiplier"))
+      .def("sweep", &sweep, py::arg("groups"), py::arg("gradient_multiplier"),
+           py::arg("wants_changes") = false)
+      .def("statistics", &statistics,
+           "Columns over the parameters that the last step went over, by name.")
       .def("release_gradients", &Table::release_gradients)
       .def("enable_hot_measure", &Table::enable_hot_measure)
       .def(

@@ -1,6 +1,8 @@
 // The scalar oracle: one element at a time, in the precision asked for, from the very functors that
 // the kernels compile. It tells apart "the rule is wrong" (compare with torch) from "a kernel is"
-// (compare with this: to the bit in the kernel's precision, within tolerance in float64).
+// (compare with this: to the bit in the kernel's precision, within tolerance in float64; rules that
+// take norms within tolerance always, as the order of sums differs). A matrix rule's direction is
+// taken as it is: orthogonalizing is the caller's.
 #pragma once
 
 #include <cmath>
@@ -29,11 +31,34 @@ void oracle_step(const double* options, std::int64_t step, bool is_first, T mult
   typename Rule::Options typed;
   __builtin_memcpy(&typed, options, sizeof(typed));
   const auto scalars = Rule::template scalars<T>(typed, step, is_first);
+  std::vector<T> directions(arrays.parameter.size());
+  double parameter_squares = 0.0;
+  double direction_squares = 0.0;
   for (std::size_t i = 0; i < arrays.parameter.size(); ++i) {
     T states[Rule::kNumStates == 0 ? 1 : Rule::kNumStates] = {};
     for (int s = 0; s < Rule::kNumStates; ++s) states[s] = arrays.states[std::size_t(s)][i];
-    Rule::template apply<T>(scalars, arrays.gradient[i] * multiplier, arrays.parameter[i], states);
+    const T gradient = arrays.gradient[i] * multiplier;
+    T& parameter = arrays.parameter[i];
+    if constexpr (Rule::kNeeds == Needs::kElement) {
+      Rule::template apply<T>(scalars, gradient, parameter, states);
+    } else if constexpr (Rule::kNeeds == Needs::kNorms) {
+      Rule::template advance<T>(scalars, gradient, parameter, states);
+      directions[i] = Rule::template direction<T>(scalars, parameter, states);
+    } else {
+      directions[i] = Rule::template advance<T>(scalars, gradient, parameter, states);
+    }
     for (int s = 0; s < Rule::kNumStates; ++s) arrays.states[std::size_t(s)][i] = states[s];
+    parameter_squares += static_cast<double>(parameter) * static_cast<double>(parameter);
+    direction_squares += static_cast<double>(directions[i]) * static_cast<double>(directions[i]);
+  }
+  if constexpr (Rule::kNeeds != Needs::kElement) {
+    double scale = 1.0;
+    if constexpr (Rule::kNeeds == Needs::kNorms) {
+      scale = Rule::scale(std::sqrt(parameter_squares), std::sqrt(direction_squares));
+    }
+    for (std::size_t i = 0; i < arrays.parameter.size(); ++i) {
+      Rule::template finish<T>(scalars, static_cast<T>(scale), directions[i], arrays.parameter[i]);
+    }
   }
 }
 

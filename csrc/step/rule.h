@@ -1,16 +1,16 @@
 // What an update rule is: a struct of static members, written once and compiled for every ISA, for
-// CUDA and for the scalar oracle. See rules/adamw.h for the pattern and CONTRIBUTING.md for the
-// recipe. A rule has
+// CUDA and for the scalar oracle. CONTRIBUTING.md goes through adding one. A rule has
 //   kName                 its name in the bindings
+//   kNeeds                what an element's update depends on, see Needs
 //   kOptionNames          the members of Options, in order: what one param group sets
-//   kStateNames           one optimizer state per entry, each of the parameter's shape and dtype
+//   kStateNames           one optimizer state per entry, each of the parameter's shape
+//   kStateIsPositive      per state, whether it is never negative: 8-bit storage then has no sign
 //   kCountsSteps          whether torch keeps a "step" in this rule's state
 //   Options               doubles only
 //   Scalars<T>            what one parameter needs in the inner loop, trivially copyable
 //   scalars<T>(options, step, is_first)   step counts from 1; is_first: the states are all zero
-//   apply(scalars, gradient, parameter, states)   one element; IEEE + - * / and root only
-// apply() must be always_inline: an out-of-line copy compiled for one ISA could be linked into
-// another's kernels.
+// and the functions that its Needs asks for. They use IEEE + - * / and root only, and must be
+// always_inline: an out-of-line copy compiled for one ISA could be linked into another's kernels.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +22,19 @@
 #endif
 
 namespace tradewind {
+
+enum class Needs : std::uint8_t {
+  // Itself alone: apply(scalars, gradient, parameter, states) updates parameter and states.
+  kElement,
+  // Two norms of its parameter. advance(scalars, gradient, parameter, states) updates the states;
+  // direction(scalars, parameter, states) is the update before scaling, and
+  // finish(scalars, scale, direction, parameter) applies it, where scale is
+  // scale(norm of the parameter, norm of the direction). Sharded, it takes one small all-reduce.
+  kNorms,
+  // The whole matrix: advance(...) updates the states and returns the direction, which the engine
+  // orthogonalizes; finish() as above, with scale 1. Shards must be whole parameters.
+  kMatrix,
+};
 
 inline constexpr int kMaxStates = 3;
 inline constexpr int kMaxOptions = 8;
@@ -43,7 +56,7 @@ TRADEWIND_RULE double root(double value) {
 }
 
 // base^exponent by square-and-multiply: the same bits everywhere, unlike the library's pow.
-inline double power(double base, std::int64_t exponent) {
+TRADEWIND_RULE double power(double base, std::int64_t exponent) {
   double result = 1.0;
   for (; exponent > 0; exponent >>= 1) {
     if ((exponent & 1) != 0) result *= base;

@@ -26,12 +26,22 @@ void fill_scalars(const double* options, std::int64_t step, bool is_first, Scala
 
 template <class Rule>
 RuleInfo describe() {
-  return {Rule::kName,
-          Rule::kOptionNames,
-          {Rule::kStateNames, static_cast<std::size_t>(Rule::kNumStates)},
-          Rule::kCountsSteps,
-          &fill_scalars<Rule, float>,
-          &fill_scalars<Rule, double>};
+  constexpr auto kCount = static_cast<std::size_t>(Rule::kNumStates);
+  RuleInfo info{Rule::kName,
+                Rule::kNeeds,
+                Rule::kOptionNames,
+                {Rule::kStateNames, kCount},
+                {Rule::kStateIsPositive, kCount},
+                Rule::kCountsSteps,
+                &fill_scalars<Rule, float>,
+                &fill_scalars<Rule, double>,
+                nullptr};
+  if constexpr (Rule::kNeeds == Needs::kNorms) {
+    info.scale = [](double parameter_norm, double direction_norm) {
+      return Rule::scale(parameter_norm, direction_norm);
+    };
+  }
+  return info;
 }
 
 template <class... Rules>

@@ -7,6 +7,8 @@
 #include <span>
 #include <string_view>
 
+#include "step/rule.h"
+
 namespace tradewind {
 
 // More than there are: a constant, so that a changed rule rebuilds the kernels and not every unit.
@@ -19,11 +21,15 @@ struct ScalarBlock {
 
 struct RuleInfo {
   std::string_view name;
+  Needs needs;
   std::span<const char* const> option_names;
   std::span<const char* const> state_names;
+  std::span<const bool> state_is_positive;
   bool counts_steps;
   void (*scalars_float)(const double* options, std::int64_t step, bool is_first, ScalarBlock* out);
   void (*scalars_double)(const double* options, std::int64_t step, bool is_first, ScalarBlock* out);
+  // Needs::kNorms: the direction's factor, from the norms of parameter and direction; else null.
+  double (*scale)(double parameter_norm, double direction_norm);
 };
 
 std::span<const RuleInfo> rules();

@@ -1,151 +1,157 @@
 #include "step/sweep.h"
 
-#include <algorithm>
 #include <cmath>
 
-#include "arena/layout.h"
+#include "base/error.h"
 #include "base/subnormals.h"
+#include "step/blocks.h"
+#include "step/lanes.h"
 
 namespace tradewind {
 namespace {
 
-// Below this many blocks a thread costs more to wake than it saves (a parallel region takes some
-// 5 microseconds, a block of AdamW about one).
-constexpr std::int64_t kGrainBlocks = 16;
-
-// Each slot's first block in the concatenation of all slots, and their number at the end.
-void number_blocks(std::span<const SweepSlot> slots, std::vector<std::int64_t>& first_block) {
-  first_block.assign(1, 0);
-  first_block.reserve(slots.size() + 1);
-  for (const SweepSlot& slot : slots) {
-    first_block.push_back(first_block.back() + num_norm_blocks(slot.num_elements));
-  }
+const RuleInfo& rule_of(const SweepSlot& slot) {
+  return rules()[static_cast<std::size_t>(slot.rule_idx)];
 }
 
-// Visits the parts of slots that make up blocks [begin, end) of the concatenation of all slots.
-// visit(slot_idx, first element, number of elements)
-template <class Visit>
-void visit_blocks(std::span<const std::int64_t> first_block, std::int64_t begin, std::int64_t end,
-                  std::span<const SweepSlot> slots, const Visit& visit) {
-  auto slot_idx = static_cast<std::size_t>(
-      std::upper_bound(first_block.begin(), first_block.end(), begin) - first_block.begin() - 1);
-  for (std::int64_t block = begin; block < end; ++slot_idx) {
-    const std::int64_t last = std::min(end, first_block[slot_idx + 1]);
-    if (last <= block) continue;
-    const std::int64_t first_element = (block - first_block[slot_idx]) * kNormBlockElements;
-    const std::int64_t end_element =
-        std::min((last - first_block[slot_idx]) * kNormBlockElements, slots[slot_idx].num_elements);
-    visit(slot_idx, first_element, end_element - first_element);
-    block = last;
+// Elements [first, first + count) of a slot. `first` begins a norm block.
+SweepRange range_of(const SweepSlot& slot, std::int64_t first, std::int64_t count) {
+  SweepRange range{};
+  range.parameter = advance_bytes(slot.parameter, first * element_bytes(slot.dtype));
+  range.parameter_format = format_of(slot.dtype);
+  range.master = slot.master;
+  const std::int64_t master_bytes = slot.master == Master::kSplit ? 2 : 4;
+  range.master_data = advance_bytes(slot.master_data, first * master_bytes);
+  range.gradient = advance_bytes(slot.gradient, first * element_bytes(slot.gradient_dtype));
+  range.gradient_format = format_of(slot.gradient_dtype);
+  for (int s = 0; s < kMaxStates; ++s) {
+    range.state_formats[s] = slot.state_formats[s];
+    range.states[s] = advance_bytes(slot.states[s], first * format_bytes(slot.state_formats[s]));
+    range.exponents[s] =
+        slot.exponents[s] == nullptr ? nullptr : slot.exponents[s] + first / kExponentBlockElements;
   }
-}
-
-template <class Pointer>
-Pointer advance_bytes(Pointer pointer, std::int64_t bytes) {
-  // SAFETY: callers stay within the slot's num_elements elements.
-  using Byte = std::conditional_t<std::is_const_v<std::remove_pointer_t<Pointer>>, const std::byte,
-                                  std::byte>;
-  return pointer == nullptr ? nullptr : static_cast<Byte*>(pointer) + bytes;
-}
-
-std::int64_t count_in_slot(const SweepSlot& slot, const Kernels& kernels) {
-  const auto measure = kernels.measure[static_cast<int>(slot.dtype)];
-  const std::int64_t bytes = element_bytes(slot.dtype);
-  std::int64_t count = 0;
-  for (std::int64_t i = 0; i < slot.num_elements; ++i) {
-    double square = 0.0;
-    measure(advance_bytes(slot.gradient, i * bytes), 1, &square);
-    // A finite float64 may square to infinity: ask its root instead.
-    if (slot.dtype == DType::kFloat64) square = static_cast<const double*>(slot.gradient)[i];
-    count += std::isfinite(square) ? 0 : 1;
-  }
-  return count;
+  range.first_element = first;
+  range.num_elements = count;
+  range.random_key = slot.random_key;
+  return range;
 }
 
 }  // namespace
 
-void Measure::begin(std::span<const SweepSlot> slots) {
-  slots_ = slots;
+struct Sweep::Call {
+  std::span<const SweepSlot> slots;
+  std::span<const ScalarBlock> scalars;
+  const Options& options;
+  const Kernels& kernels;
+  const Parallel& parallel;
+
+  [[nodiscard]] bool has(Needs needs) const {
+    return std::any_of(slots.begin(), slots.end(),
+                       [&](const SweepSlot& slot) { return rule_of(slot).needs == needs; });
+  }
+  // Fills what all ranges of a slot share, and runs its kernel.
+  void run(const SweepSlot& slot, Phase phase, SweepRange& range) const {
+    range.gradient_multiplier = options.gradient_multiplier * slot.sign;
+    range.scalars = &scalars[static_cast<std::size_t>(slot.scalars_idx)];
+    const int is_double = slot.dtype == DType::kFloat64 ? 1 : 0;
+    kernels.sweep[slot.rule_idx][is_double][static_cast<int>(phase)](range);
+  }
+};
+
+void Sweep::run(std::span<const SweepSlot> slots, std::span<const ScalarBlock> scalars,
+                const Options& options, const Kernels& kernels, const Parallel& parallel) {
+  const Call call{slots, scalars, options, kernels, parallel};
+  const bool has_norms = call.has(Needs::kNorms);
+  const bool has_matrices = call.has(Needs::kMatrix);
+  if (has_matrices && options.transform == nullptr) {
+    fail(ErrorKind::kBadState, "sweep: a rule needs whole matrices; expected a MatrixTransform");
+  }
   number_blocks(slots, first_block_);
-  block_sums_.resize(static_cast<std::size_t>(first_block_.back()));
-  is_adopted_.assign(slots.size(), false);
+  if (options.wants_changes || has_norms) {
+    block_changes_.resize(static_cast<std::size_t>(first_block_.back()));
+  }
+  run_phase(call, Phase::kUpdate, Needs::kElement);
+  if (has_norms) {
+    run_phase(call, Phase::kUpdate, Needs::kNorms);
+    combine_changes(slots);
+    compute_scales(slots);
+    run_phase(call, Phase::kFinish, Needs::kNorms);
+  }
+  if (has_matrices) run_matrices(call, parallel);
+  if (options.wants_changes) combine_changes(slots);
 }
 
-void Measure::adopt(std::int64_t slot_idx, std::span<const double> block_sums) {
-  const auto idx = static_cast<std::size_t>(slot_idx);
-  std::copy(block_sums.begin(), block_sums.end(), block_sums_.begin() + first_block_[idx]);
-  is_adopted_[idx] = true;
+void Sweep::run_phase(const Call& call, Phase phase, Needs needs) {
+  const bool wants_changes =
+      call.options.wants_changes || (needs == Needs::kNorms && phase == Phase::kUpdate);
+  call.parallel.for_ranges(
+      first_block_.back(), kGrainBlocks, [&](std::int64_t begin, std::int64_t end) {
+        visit_blocks(first_block_, begin, end, call.slots,
+                     [&](std::size_t slot_idx, std::int64_t first, std::int64_t count) {
+                       const SweepSlot& slot = call.slots[slot_idx];
+                       if (rule_of(slot).needs != needs) return;
+                       SweepRange range = range_of(slot, first, count);
+                       if (phase == Phase::kFinish) range.scale = scales_[slot_idx];
+                       const auto block = static_cast<std::size_t>(first_block_[slot_idx] +
+                                                                   first / kNormBlockElements);
+                       range.changes = wants_changes ? &block_changes_[block] : nullptr;
+                       call.run(slot, phase, range);
+                     });
+      });
 }
 
-void Measure::run(const Kernels& kernels, const Parallel& parallel) {
-  parallel.for_ranges(first_block_.back(), kGrainBlocks, [&](std::int64_t begin, std::int64_t end) {
-    visit_blocks(first_block_, begin, end, slots_,
-                 [&](std::size_t slot_idx, std::int64_t first, std::int64_t count) {
-                   if (is_adopted_[slot_idx]) return;
-                   const SweepSlot& slot = slots_[slot_idx];
-                   const std::int64_t block = first_block_[slot_idx] + first / kNormBlockElements;
-                   kernels.measure[static_cast<int>(slot.dtype)](
-                       advance_bytes(slot.gradient, first * element_bytes(slot.dtype)), count,
-                       &block_sums_[static_cast<std::size_t>(block)]);
-                 });
-  });
-  combine();
-  num_nonfinite_ = 0;
-  first_nonfinite_slot_ = -1;
-  if (std::isfinite(sum_of_squares_)) return;
-  for (std::size_t i = 0; i < slots_.size(); ++i) {
-    if (std::isfinite(slot_sums_[i])) continue;
-    const std::int64_t count = count_in_slot(slots_[i], kernels);
-    num_nonfinite_ += count;
-    if (count > 0 && first_nonfinite_slot_ < 0) {
-      first_nonfinite_slot_ = static_cast<std::int64_t>(i);
+// One matrix after the other, so that there is one direction at a time.
+void Sweep::run_matrices(const Call& call, const Parallel& parallel) {
+  for (std::size_t i = 0; i < call.slots.size(); ++i) {
+    const SweepSlot& slot = call.slots[i];
+    if (rule_of(slot).needs != Needs::kMatrix) continue;
+    // Of doubles, which are aligned for floats too.
+    if (direction_.size() < static_cast<std::size_t>(slot.num_elements)) {
+      direction_.resize(static_cast<std::size_t>(slot.num_elements));
+    }
+    const std::int64_t bytes = slot.dtype == DType::kFloat64 ? 8 : 4;
+    for (const Phase phase : {Phase::kUpdate, Phase::kFinish}) {
+      parallel.for_ranges(
+          num_norm_blocks(slot.num_elements), kGrainBlocks,
+          [&](std::int64_t begin, std::int64_t end) {
+            const std::int64_t first = begin * kNormBlockElements;
+            const std::int64_t last = std::min(end * kNormBlockElements, slot.num_elements);
+            SweepRange range = range_of(slot, first, last - first);
+            range.direction = advance_bytes(static_cast<void*>(direction_.data()), first * bytes);
+            range.scale = slot.matrix_scale;
+            if (call.options.wants_changes && phase == Phase::kFinish) {
+              range.changes = &block_changes_[static_cast<std::size_t>(first_block_[i] + begin)];
+            }
+            call.run(slot, phase, range);
+          });
+      if (phase == Phase::kUpdate) {
+        (*call.options.transform)(static_cast<std::int64_t>(i), direction_.data());
+      }
     }
   }
 }
 
-void Measure::combine() {
+void Sweep::compute_scales(std::span<const SweepSlot> slots) {
   const KeepSubnormals keep_subnormals;
-  slot_sums_.assign(slots_.size(), 0.0);
-  sum_of_squares_ = 0.0;
-  for (std::size_t i = 0; i < slots_.size(); ++i) {
-    for (std::int64_t block = first_block_[i]; block < first_block_[i + 1]; ++block) {
-      slot_sums_[i] += block_sums_[static_cast<std::size_t>(block)];
-    }
-    sum_of_squares_ += slot_sums_[i];
+  scales_.resize(slots.size());
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    const RuleInfo& rule = rule_of(slots[i]);
+    if (rule.needs != Needs::kNorms) continue;
+    scales_[i] = rule.scale(std::sqrt(slot_changes_[i].parameter_squares),
+                            std::sqrt(slot_changes_[i].change_squares));
   }
 }
 
-double Measure::norm() const {
+void Sweep::combine_changes(std::span<const SweepSlot> slots) {
   const KeepSubnormals keep_subnormals;
-  return root(sum_of_squares_);
-}
-
-double clip_factor(double norm, double max_norm) {
-  const double factor = max_norm / (norm + 1e-6);
-  return factor > 1.0 ? 1.0 : factor;
-}
-
-void sweep(std::span<const SweepSlot> slots, std::span<const ScalarBlock> scalars,
-           double gradient_multiplier, const Kernels& kernels, const Parallel& parallel) {
-  std::vector<std::int64_t> first_block;
-  number_blocks(slots, first_block);
-  parallel.for_ranges(first_block.back(), kGrainBlocks, [&](std::int64_t begin, std::int64_t end) {
-    visit_blocks(first_block, begin, end, slots,
-                 [&](std::size_t slot_idx, std::int64_t first, std::int64_t count) {
-                   const SweepSlot& slot = slots[slot_idx];
-                   const std::int64_t offset = first * element_bytes(slot.dtype);
-                   SweepRange range{advance_bytes(slot.parameter, offset),
-                                    advance_bytes(slot.gradient, offset),
-                                    {},
-                                    count,
-                                    gradient_multiplier * slot.sign,
-                                    &scalars[static_cast<std::size_t>(slot.scalars_idx)]};
-                   for (int i = 0; i < kMaxStates; ++i) {
-                     range.states[i] = advance_bytes(slot.states[i], offset);
-                   }
-                   kernels.sweep[slot.rule_idx][static_cast<int>(slot.dtype)](range);
-                 });
-  });
+  slot_changes_.resize(slots.size());
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    const BlockChange* blocks = block_changes_.data() + first_block_[i];
+    const std::int64_t count = first_block_[i + 1] - first_block_[i];
+    slot_changes_[i] = {
+        sum_in_lanes(count, [&](std::int64_t b) { return blocks[b].parameter_squares; }),
+        sum_in_lanes(count, [&](std::int64_t b) { return blocks[b].change_squares; })};
+  }
 }
 
 }  // namespace tradewind

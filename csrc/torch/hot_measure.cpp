@@ -28,7 +28,7 @@ struct Record {
   std::optional<c10::weak_intrusive_ptr<c10::TensorImpl>> gradient;
   const void* data = nullptr;
   std::uint32_t version = 0;
-  std::vector<double> block_sums;
+  std::vector<BlockMeasure> blocks;
 };
 
 }  // namespace
@@ -44,21 +44,22 @@ struct HotMeasure::Shared {
     Record& record = records[slot_idx];
     const std::scoped_lock lock(mutex);
     record.gradient.reset();
-    if (!gradient.defined() || gradient.layout() != at::kStrided || !gradient.device().is_cpu() ||
-        gradient.scalar_type() != parameter.scalar_type() || !is_dense(parameter) ||
-        !same_layout(gradient, parameter)) {
+    if (!gradient.defined()) return;
+    const auto dtype = arena_dtype(gradient.scalar_type());
+    if (gradient.layout() != at::kStrided || !gradient.device().is_cpu() || !dtype ||
+        !is_floating(*dtype) || !is_dense(parameter) || !same_layout(gradient, parameter)) {
       return;
     }
-    measure(gradient, record.block_sums);
+    measure(gradient, record.blocks);
     record.gradient.emplace(gradient.getIntrusivePtr());
     record.data = gradient.const_data_ptr();
     record.version = gradient.unsafeGetTensorImpl()->version_counter().current_version();
   }
 
-  void measure(const at::Tensor& gradient, std::vector<double>& block_sums) const {
+  void measure(const at::Tensor& gradient, std::vector<BlockMeasure>& blocks) const {
     const DType dtype = *arena_dtype(gradient.scalar_type());
     const std::int64_t num_elements = gradient.numel();
-    block_sums.resize(static_cast<std::size_t>(num_norm_blocks(num_elements)));
+    blocks.resize(static_cast<std::size_t>(num_norm_blocks(num_elements)));
     const MeasureKernel kernel = kernels().measure[static_cast<int>(dtype)];
     const auto* data = static_cast<const std::byte*>(gradient.const_data_ptr());
     // parallel_for only from the step's own thread: each other caller would get its own OpenMP
@@ -69,8 +70,7 @@ struct HotMeasure::Shared {
         .for_ranges(num_norm_blocks(num_elements), 16, [&](std::int64_t begin, std::int64_t end) {
           const std::int64_t first = begin * kNormBlockElements;
           kernel(data + first * element_bytes(dtype),
-                 std::min(end * kNormBlockElements, num_elements) - first,
-                 block_sums.data() + begin);
+                 std::min(end * kNormBlockElements, num_elements) - first, blocks.data() + begin);
         });
   }
 };
@@ -139,15 +139,15 @@ void HotMeasure::set_enabled(bool enabled) noexcept {
   shared_->enabled.store(enabled, std::memory_order_relaxed);
 }
 
-std::span<const double> HotMeasure::sums_for(std::int64_t slot_idx,
-                                             const at::Tensor& gradient) const {
+std::span<const BlockMeasure> HotMeasure::blocks_for(std::int64_t slot_idx,
+                                                     const at::Tensor& gradient) const {
   const Record& record = shared_->records[static_cast<std::size_t>(slot_idx)];
   const bool is_same =
       record.gradient.has_value() &&
       record.gradient->_unsafe_get_target() == gradient.unsafeGetTensorImpl() &&
       record.data == gradient.const_data_ptr() &&
       record.version == gradient.unsafeGetTensorImpl()->version_counter().current_version();
-  return is_same ? std::span<const double>(record.block_sums) : std::span<const double>();
+  return is_same ? std::span<const BlockMeasure>(record.blocks) : std::span<const BlockMeasure>();
 }
 
 }  // namespace tradewind

@@ -18,6 +18,8 @@ struct Node;
 
 namespace tradewind {
 
+struct BlockMeasure;
+
 class HotMeasure {
  public:
   explicit HotMeasure(const std::vector<at::Tensor>& parameters);
@@ -33,9 +35,9 @@ class HotMeasure {
   // Off: hooks return at once (the microbatches before the last one of an accumulation).
   void set_enabled(bool enabled) noexcept;
 
-  // The block sums of this very gradient, or an empty span. Valid until the next backward.
-  [[nodiscard]] std::span<const double> sums_for(std::int64_t slot_idx,
-                                                 const at::Tensor& gradient) const;
+  // The blocks of this very gradient, or an empty span. Valid until the next backward.
+  [[nodiscard]] std::span<const BlockMeasure> blocks_for(std::int64_t slot_idx,
+                                                         const at::Tensor& gradient) const;
 
  private:
   struct Shared;

@@ -15,10 +15,10 @@
 #include <string_view>
 #include <vector>
 
-#include "arena/layout.h"
-#include "arena/memory.h"
 #include "step/sweep.h"
+#include "torch/group_state.h"
 #include "torch/hot_measure.h"
+#include "torch/orthogonalize.h"
 
 namespace tradewind {
 
@@ -26,19 +26,20 @@ namespace tradewind {
 struct GroupOptions {
   std::vector<double> values;
   bool maximize = false;
+  MatrixOptions matrix = {};  // for a rule that needs whole matrices
 };
 
 class OptimizerTable {
  public:
   static constexpr std::int64_t kNoLongerFits = -1;
 
-  OptimizerTable();
+  explicit OptimizerTable(const StorageOptions& storage = {});
   ~OptimizerTable();
   OptimizerTable(const OptimizerTable&) = delete;
   OptimizerTable& operator=(const OptimizerTable&) = delete;
 
   // Adds a param group; group indices count from 0. Throws Error naming the parameter for one that
-  // is not a dense CPU tensor of a floating dtype, or that overlaps another in memory.
+  // is not a strided CPU tensor of a floating or complex dtype, or that the storage does not fit.
   void add_group(std::string_view rule_name, const std::vector<at::Tensor>& parameters,
                  const std::vector<std::string>& names);
 
@@ -55,17 +56,29 @@ class OptimizerTable {
   // Indices (over all groups, in order of addition) of collected parameters that have no state yet.
   [[nodiscard]] std::vector<std::int64_t> missing_state() const;
 
-  struct State {
-    std::vector<at::Tensor> tensors;  // by the rule's state_names, zero, shaped like the parameter
-    at::Tensor step;                  // 0-d float32, or undefined where the rule counts none
-  };
-  // Gives a parameter its state. `is_first`: the next sweep is the rule's first for this parameter;
-  // false where the caller fills the state from elsewhere.
-  State add_state(std::int64_t parameter_idx, bool is_first);
+  // Gives a parameter its state, zero but for a master, which takes the parameter's value.
+  // `is_first`: the next sweep is the rule's first for this parameter; false where the caller fills
+  // the state from elsewhere.
+  std::vector<NamedTensor> add_state(std::int64_t parameter_idx, bool is_first);
+  // Sets a state from float values of the parameter's shape, in whatever way it is stored.
+  void set_state(std::int64_t parameter_idx, std::int64_t state_idx, const at::Tensor& values);
+  // Sets a master from float32 values, and the parameter to their rounding.
+  void set_master(std::int64_t parameter_idx, const at::Tensor& values);
+  // A master's values in float32, or a state's; undefined where there is no master.
+  [[nodiscard]] at::Tensor master_values(std::int64_t parameter_idx) const;
 
   // Applies the rules to what collect() took. Throws before any change where a group's options are
   // NaN or too few.
-  void sweep(const std::vector<GroupOptions>& groups, double gradient_multiplier);
+  void sweep(const std::vector<GroupOptions>& groups, double gradient_multiplier,
+             bool wants_changes = false);
+  // What the last collect(), measure() and sweep() say of each parameter that had a gradient.
+  struct ParameterStatistics {
+    std::int64_t parameter_idx;
+    std::int64_t num_elements;
+    SlotMeasure measure;
+    SlotChange change;
+  };
+  [[nodiscard]] const std::vector<ParameterStatistics>& statistics() const { return statistics_; }
   // Drops every gradient, as zero_grad(set_to_none=True) does.
   void release_gradients();
 
@@ -76,11 +89,15 @@ class OptimizerTable {
   struct Group;
   struct Entry;
 
+  void check_options(const std::vector<GroupOptions>& groups) const;
+  void take_statistics(bool has_changes);
+  void refresh_master(std::size_t idx);
   void check_overlap(std::vector<const void*> memory);
   [[nodiscard]] bool take_gradient(std::size_t idx);
-  [[nodiscard]] std::vector<ScalarBlock> make_scalars(const std::vector<GroupOptions>& groups);
+  void make_scalars(const std::vector<GroupOptions>& groups);
 
-  std::vector<std::shared_ptr<Group>> groups_;
+  StorageOptions storage_;
+  std::vector<std::unique_ptr<Group>> groups_;
   std::vector<at::Tensor> parameters_;
   std::vector<Entry> entries_;
   std::vector<SweepSlot> active_;
@@ -91,7 +108,11 @@ class OptimizerTable {
   };
   std::vector<WriteBack> write_backs_;
   std::vector<const void*> checked_memory_;
+  std::vector<ScalarBlock> scalars_;
   Measure measure_;
+  Sweep sweep_;
+  bool has_measure_ = false;
+  std::vector<ParameterStatistics> statistics_;
   std::int64_t num_hot_ = 0;
   std::unique_ptr<HotMeasure> hot_measure_;
 };

@@ -33,6 +33,13 @@ std::optional<DType> arena_dtype(at::ScalarType scalar_type) {
   }
 }
 
+at::ScalarType torch_dtype(DType dtype) {
+  constexpr at::ScalarType kTypes[kNumDTypes] = {
+      at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kChar,         at::kByte,
+      at::kShort, at::kInt,    at::kLong,     at::kBool, at::kComplexFloat, at::kComplexDouble};
+  return kTypes[static_cast<int>(dtype)];
+}
+
 bool is_dense(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->is_non_overlapping_and_dense();
 }
@@ -49,7 +56,12 @@ bool same_layout(const at::Tensor& a, const at::Tensor& b) {
 }
 
 at::Tensor tensor_over(const at::Tensor& like, void* data, std::shared_ptr<const void> keeper) {
-  const auto num_bytes = static_cast<std::size_t>(like.numel()) * like.element_size();
+  return tensor_over(like, like.scalar_type(), data, std::move(keeper));
+}
+
+at::Tensor tensor_over(const at::Tensor& like, at::ScalarType dtype, void* data,
+                       std::shared_ptr<const void> keeper) {
+  const auto num_bytes = static_cast<std::size_t>(like.numel()) * c10::elementSize(dtype);
   auto* context = new Keeper(std::move(keeper));
   auto storage = c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), num_bytes,
@@ -57,7 +69,7 @@ at::Tensor tensor_over(const at::Tensor& like, void* data, std::shared_ptr<const
       /*resizable=*/false);
   const auto key = like.is_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU;
   at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(std::move(storage)), c10::DispatchKeySet(key), like.dtype());
+      c10::Storage(std::move(storage)), c10::DispatchKeySet(key), c10::scalarTypeToTypeMeta(dtype));
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides());
   return tensor;
 }

@@ -12,17 +12,20 @@
 
 namespace tradewind {
 
-// The arena's name for a torch dtype, if an arena can hold it.
+// The arena's name for a torch dtype, if an arena can hold it, and back.
 std::optional<DType> arena_dtype(at::ScalarType scalar_type);
+at::ScalarType torch_dtype(DType dtype);
 
 // Elements occupy one gapless run of memory, in whatever order.
 bool is_dense(const at::Tensor& tensor);
 // Same shape and the same order of elements in memory.
 bool same_layout(const at::Tensor& a, const at::Tensor& b);
 
-// A tensor with `like`'s dtype, device, sizes and strides over `data`. `like` must be dense.
-// SAFETY: `data` holds like's bytes and lives as long as `keeper`.
+// A tensor over `data` with `like`'s device, sizes and strides, and its dtype or another one.
+// `like` must be dense. SAFETY: `data` holds the tensor's bytes and lives as long as `keeper`.
 at::Tensor tensor_over(const at::Tensor& like, void* data, std::shared_ptr<const void> keeper);
+at::Tensor tensor_over(const at::Tensor& like, at::ScalarType dtype, void* data,
+                       std::shared_ptr<const void> keeper);
 
 // Names for messages: "float32", "[3, 4]".
 std::string dtype_text(at::ScalarType scalar_type);

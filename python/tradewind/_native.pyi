@@ -16,13 +16,16 @@ __all__: list[str] = [
     "Bucket",
     "CudaLibrary",
     "Layout",
+    "MatrixOptions",
     "MeasureResult",
     "OptimizerTable",
     "ParameterArena",
     "Rule",
     "Slot",
     "clip_factor",
+    "decode_blocks",
     "isa",
+    "join_floats",
     "oracle_step",
     "rule",
     "supported_isas",
@@ -111,6 +114,8 @@ class Rule:
     @property
     def option_names(self) -> list[str]: ...
     @property
+    def state_is_positive(self) -> list[bool]: ...
+    @property
     def state_names(self) -> list[str]: ...
 
 class CudaLibrary:
@@ -118,18 +123,6 @@ class CudaLibrary:
     def __deepcopy__(self, *args) -> typing.Any: ...
     def __init__(self, path: str) -> None: ...
     def __reduce_ex__(self, *args) -> typing.Any: ...
-    def adamw(
-        self,
-        parameters: collections.abc.Sequence[torch.Tensor],
-        gradients: collections.abc.Sequence[torch.Tensor],
-        states: collections.abc.Sequence[collections.abc.Sequence[torch.Tensor]],
-        amsgrad: bool,
-        options: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex],
-        step: typing.SupportsInt | typing.SupportsIndex,
-        multiplier: typing.SupportsFloat | typing.SupportsIndex,
-        device_multiplier: torch.Tensor | None,
-        stream: typing.SupportsInt | typing.SupportsIndex,
-    ) -> None: ...
     def probe(self) -> tuple[int, str, int, int]:
         """
         (error code, its text, devices, compute capability of the first as 10 * major + minor)
@@ -145,10 +138,26 @@ class MeasureResult:
     @property
     def num_nonfinite(self) -> int: ...
 
+class MatrixOptions:
+    def __init__(
+        self,
+        coefficients: typing.Annotated[
+            collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex], "FixedSize(3)"
+        ],
+        eps: typing.SupportsFloat | typing.SupportsIndex,
+        num_iterations: typing.SupportsInt | typing.SupportsIndex,
+        adjust_lr: str,
+    ) -> None: ...
+
 class OptimizerTable:
     def __copy__(self, *args) -> typing.Any: ...
     def __deepcopy__(self, *args) -> typing.Any: ...
-    def __init__(self) -> None: ...
+    def __init__(
+        self,
+        masters: str = "none",
+        state_dtype: str = "parameter",
+        seed: typing.SupportsInt | typing.SupportsIndex = 0,
+    ) -> None: ...
     def __reduce_ex__(self, *args) -> typing.Any: ...
     def add_group(
         self,
@@ -160,7 +169,6 @@ class OptimizerTable:
         self,
         parameter_idx: typing.SupportsInt | typing.SupportsIndex,
         entry: dict[str, typing.Any],
-        rule: Rule,
         is_first: bool,
     ) -> None: ...
     def collect(self) -> int: ...
@@ -172,21 +180,49 @@ class OptimizerTable:
     def release_gradients(self) -> None: ...
     def remove_hooks(self) -> None: ...
     def set_hot(self, enabled: bool) -> None: ...
+    def set_master(
+        self, parameter_idx: typing.SupportsInt | typing.SupportsIndex, values: torch.Tensor
+    ) -> None: ...
+    def set_state(
+        self,
+        parameter_idx: typing.SupportsInt | typing.SupportsIndex,
+        state_idx: typing.SupportsInt | typing.SupportsIndex,
+        values: torch.Tensor,
+    ) -> None: ...
+    def statistics(self) -> dict[str, list[float]]:
+        """
+        Columns over the parameters that the last step went over, by name.
+        """
     def sweep(
         self,
         groups: collections.abc.Sequence[
-            tuple[collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex], bool]
+            tuple[
+                collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex],
+                bool,
+                MatrixOptions | None,
+            ]
         ],
         gradient_multiplier: typing.SupportsFloat | typing.SupportsIndex,
+        wants_changes: bool = False,
     ) -> None: ...
 
 def clip_factor(
     norm: typing.SupportsFloat | typing.SupportsIndex,
     max_norm: typing.SupportsFloat | typing.SupportsIndex,
 ) -> float: ...
+def decode_blocks(codes: torch.Tensor, exponents: torch.Tensor, has_sign: bool) -> torch.Tensor:
+    """
+    What 8-bit state stands for, in float32.
+    """
+
 def isa() -> str:
     """
     The instruction set that this process's kernels use.
+    """
+
+def join_floats(high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
+    """
+    The float32 values of parameters with split masters.
     """
 
 def oracle_step(

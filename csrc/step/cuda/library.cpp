@@ -32,7 +32,12 @@ CudaLibrary::CudaLibrary(const std::string& path) {
          TRADEWIND_CUDA_INTERFACE_VERSION, ", found ", version(), "; rebuild with: make gpu");
   }
   probe = find<decltype(probe)>(handle, "tradewind_cuda_probe", path);
-  adamw = find<decltype(adamw)>(handle, "tradewind_cuda_adamw", path);
+  ingest = find<decltype(ingest)>(handle, "tradewind_cuda_ingest", path);
+  measure = find<decltype(measure)>(handle, "tradewind_cuda_measure", path);
+  combine = find<decltype(combine)>(handle, "tradewind_cuda_combine", path);
+  control = find<decltype(control)>(handle, "tradewind_cuda_control", path);
+  sweep = find<decltype(sweep)>(handle, "tradewind_cuda_sweep", path);
+  combine_changes = find<decltype(combine_changes)>(handle, "tradewind_cuda_combine_changes", path);
   error_text = find<decltype(error_text)>(handle, "tradewind_cuda_error_text", path);
 }
 

@@ -15,8 +15,14 @@ class CudaLibrary {
   CudaLibrary(const CudaLibrary&) = delete;
   CudaLibrary& operator=(const CudaLibrary&) = delete;
 
+  // The functions of interface.h, without their prefix. Each answers with a CUDA error code.
   decltype(&tradewind_cuda_probe) probe = nullptr;
-  decltype(&tradewind_cuda_adamw) adamw = nullptr;
+  decltype(&tradewind_cuda_ingest) ingest = nullptr;
+  decltype(&tradewind_cuda_measure) measure = nullptr;
+  decltype(&tradewind_cuda_combine) combine = nullptr;
+  decltype(&tradewind_cuda_control) control = nullptr;
+  decltype(&tradewind_cuda_sweep) sweep = nullptr;
+  decltype(&tradewind_cuda_combine_changes) combine_changes = nullptr;
   decltype(&tradewind_cuda_error_text) error_text = nullptr;
 
   // Throws Error(kBadState) with CUDA's text unless code is 0.

@@ -9,10 +9,12 @@ namespace tradewind {
 template <bool kMomentum>
 struct SgdRule {
   static constexpr const char* kName = kMomentum ? "sgd_momentum" : "sgd";
+  static constexpr Needs kNeeds = Needs::kElement;
   static constexpr const char* kOptionNames[] = {"lr", "momentum", "dampening", "weight_decay",
                                                  "nesterov"};
   static constexpr int kNumStates = kMomentum ? 1 : 0;
   static constexpr const char* kStateNames[] = {"momentum_buffer"};
+  static constexpr bool kStateIsPositive[] = {false};
   static constexpr bool kCountsSteps = false;
 
   struct Options {
@@ -26,7 +28,8 @@ struct SgdRule {
   };
 
   template <class T>
-  static Scalars<T> scalars(const Options& options, std::int64_t /*step*/, bool is_first) {
+  TRADEWIND_RULE static Scalars<T> scalars(const Options& options, std::int64_t /*step*/,
+                                           bool is_first) {
     // The first buffer is the gradient itself, undampened: 0 * 0 + 1 * gradient.
     return {static_cast<T>(options.lr),
             static_cast<T>(options.weight_decay),

@@ -7,7 +7,14 @@ from typing import Any
 import torch
 from torch.optim.optimizer import ParamsT
 
-from tradewind.optim.fused import FusedOptimizer, Measuring, check_range
+from tradewind.optim.fused import (
+    FusedOptimizer,
+    Masters,
+    Measuring,
+    StateDtype,
+    check_betas,
+    check_range,
+)
 
 
 class AdamW(FusedOptimizer):
@@ -18,8 +25,8 @@ class AdamW(FusedOptimizer):
 
     Args:
         params: parameters, dicts of param groups, or (name, parameter) pairs; float32, float64,
-            bfloat16 or float16. State has the parameter's dtype; arithmetic is float32 (float64 for
-            float64 parameters).
+            bfloat16, float16 or complex. Arithmetic is float32 (float64 for float64 parameters).
+            Gradients may be of another floating dtype than their parameter.
         lr: learning rate, a float or a one-element tensor.
         betas: decay of the running averages of the gradient and of its square, each in [0, 1).
         eps: added to the denominator.
@@ -31,6 +38,13 @@ class AdamW(FusedOptimizer):
         measure: when the norm for `clip_norm` is taken: "step", or "backward", by hooks while each
             gradient is in cache. A gradient that is changed in between is measured again, but an
             edit through `.grad.data` leaves no trace: keep "step" where code does that.
+        masters: for 16-bit parameters, "fp32" keeps their exact value in float32 beside them,
+            "split" the 16 bits that a bfloat16 lacks (4 bytes per parameter in all instead of 6);
+            None steps the rounded values, as torch does.
+        state_dtype: None stores state in the parameter's dtype (float32 beside a master), "fp32" in
+            float32, "bf16" and "8bit" (blocks of 256 that share an exponent) rounded at random
+            without bias.
+        seed: of that rounding; the same seed, step and place give the same bits.
         foreach, fused: accepted and ignored: the step is always one pass.
         capturable, differentiable: True raises NotImplementedError.
 
@@ -49,6 +63,9 @@ class AdamW(FusedOptimizer):
         *,
         clip_norm: float | None = None,
         measure: Measuring = "step",
+        masters: Masters | None = None,
+        state_dtype: StateDtype | None = None,
+        seed: int = 0,
         maximize: bool = False,
         foreach: bool | None = None,
         capturable: bool = False,
@@ -68,7 +85,20 @@ class AdamW(FusedOptimizer):
             "fused": fused,
             "decoupled_weight_decay": True,
         }
-        super().__init__(params, defaults, clip_norm=clip_norm, measure=measure)
+        super().__init__(
+            params,
+            defaults,
+            clip_norm=clip_norm,
+            measure=measure,
+            masters=masters,
+            state_dtype=state_dtype,
+            seed=seed,
+        )
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:  # as torch's does, whatever Adam's dict says
+            group["decoupled_weight_decay"] = True
 
     @staticmethod
     def _rule_name(group: dict[str, Any]) -> str:
@@ -84,8 +114,4 @@ class AdamW(FusedOptimizer):
         check_range("lr", group["lr"], low=0.0)
         check_range("eps", group["eps"], low=0.0)
         check_range("weight_decay", group["weight_decay"], low=0.0)
-        betas = group["betas"]
-        if not isinstance(betas, (tuple, list)) or len(betas) != 2:
-            raise ValueError(f"betas: expected two numbers in [0, 1), got {betas!r}")
-        for index, beta in enumerate(betas):
-            check_range(f"betas[{index}]", beta, low=0.0, below=1.0)
+        check_betas(group["betas"])

@@ -15,8 +15,11 @@ from torch.optim.optimizer import Optimizer, ParamsT
 
 from tradewind._core import native
 from tradewind.optim import cuda
+from tradewind.optim.stored_state import master_values, state_values
 
 Measuring = Literal["step", "backward"]
+Masters = Literal["fp32", "split"]
+StateDtype = Literal["fp32", "bf16", "8bit"]
 _NOT_BUILT = ("capturable", "differentiable")
 
 
@@ -43,6 +46,14 @@ def check_range(
         raise ValueError(f"{name}: expected {expected}, got {number:g}")
 
 
+def check_betas(betas: Any) -> None:
+    """Raise ValueError unless `betas` is two numbers in [0, 1)."""
+    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+        raise ValueError(f"betas: expected two numbers in [0, 1), got {betas!r}")
+    for index, beta in enumerate(betas):
+        check_range(f"betas[{index}]", beta, low=0.0, below=1.0)
+
+
 @dataclass
 class Outcome:
     """What one step did. `norm` is that of the unscaled gradients, before clipping."""
@@ -55,6 +66,10 @@ class Outcome:
     applied: bool = True
 
 
+# Option values in the rule's order, maximize, and what a rule with matrices takes besides.
+Group = tuple[list[float], bool, native.MatrixOptions | None]
+
+
 @dataclass
 class Orders:
     """What an Engine asks of the next step, beyond what the optimizer does by itself."""
@@ -62,6 +77,11 @@ class Orders:
     gradient_multiplier: float = 1.0
     measure: bool = False
     veto_nonfinite: bool = False
+
+
+def _check_choice(name: str, given: Any, choices: tuple[Any, ...]) -> None:
+    if given not in choices:
+        raise ValueError(f"{name}: expected one of {', '.join(map(repr, choices))}, got {given!r}")
 
 
 def _is_same(now: list[list[Any]], seen: list[list[Any]]) -> bool:
@@ -78,9 +98,12 @@ class FusedOptimizer(Optimizer):
     # Rebuilt whenever groups, rules or the state dicts change under us.
     _table: native.OptimizerTable | None = None
     _orders: Orders | None = None
+    _outcome: Outcome | None = None
+    _has_cuda_parameters = False
     clip_norm: float | None = None
-    outcome: Outcome | None = None
-    has_cuda_parameters = False
+    masters: Masters | None = None
+    state_dtype: StateDtype | None = None
+    seed: int = 0
 
     @staticmethod
     def _rule_name(group: dict[str, Any]) -> str:
@@ -91,8 +114,22 @@ class FusedOptimizer(Optimizer):
         raise NotImplementedError
 
     @staticmethod
+    def _matrix_options(group: dict[str, Any]) -> native.MatrixOptions | None:
+        """For a rule that needs whole matrices."""
+        return None
+
+    @staticmethod
     def _check_group(group: dict[str, Any]) -> None:
         raise NotImplementedError
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """What the last step did; None before the first."""
+        return self._outcome
+
+    @property
+    def has_cuda_parameters(self) -> bool:
+        return self._has_cuda_parameters
 
     def __init__(
         self,
@@ -101,14 +138,23 @@ class FusedOptimizer(Optimizer):
         *,
         clip_norm: float | None = None,
         measure: Measuring = "step",
+        masters: Masters | None = None,
+        state_dtype: StateDtype | None = None,
+        seed: int = 0,
     ) -> None:
         if clip_norm is not None:
             check_range("clip_norm", clip_norm, low=0.0)
-        if measure not in get_args(Measuring):
-            raise ValueError(f"measure: expected 'step' or 'backward', got {measure!r}")
+        _check_choice("measure", measure, get_args(Measuring))
+        _check_choice("masters", masters, (None, *get_args(Masters)))
+        _check_choice("state_dtype", state_dtype, (None, *get_args(StateDtype)))
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
+            raise ValueError(f"seed: expected a whole number in [0, 2**64), got {seed!r}")
         self._check_group(defaults)
         self._hot = False
         self.clip_norm = clip_norm
+        self.masters = masters
+        self.state_dtype = state_dtype
+        self.seed = seed
         super().__init__(params, defaults)
         if measure == "backward":
             self.measure_while_hot()
@@ -164,9 +210,14 @@ class FusedOptimizer(Optimizer):
                 loss = closure()
         orders, self._orders = self._orders or Orders(), None
         groups = [
-            (self._option_values(group), bool(group["maximize"])) for group in self.param_groups
+            (
+                self._option_values(group),
+                bool(group.get("maximize", False)),
+                self._matrix_options(group),
+            )
+            for group in self.param_groups
         ]
-        self._check_numbers([values for values, _ in groups])
+        self._check_numbers([values for values, _, _ in groups])
         table = self._current_table()
         num_collected = table.collect()
         if num_collected == native.NO_LONGER_FITS:  # p.data = other, .to(memory_format=...)
@@ -178,7 +229,7 @@ class FusedOptimizer(Optimizer):
                 "parameters on the CPU and on CUDA in one optimizer are not built yet; make one "
                 "optimizer for each device"
             )
-        self.outcome = (
+        self._outcome = (
             cuda.step(self, on_cuda, orders) if on_cuda else self._sweep(table, groups, orders)
         )
         return loss
@@ -186,7 +237,7 @@ class FusedOptimizer(Optimizer):
     def _sweep(
         self,
         table: native.OptimizerTable,
-        groups: list[tuple[list[float], bool]],
+        groups: list[Group],
         orders: Orders,
     ) -> Outcome:
         outcome = Outcome()
@@ -243,7 +294,9 @@ class FusedOptimizer(Optimizer):
 
     def _build_table(self, rule_names: list[str]) -> native.OptimizerTable:
         """A table over the present groups, with whatever state there is copied into its arenas."""
-        table = native.OptimizerTable()
+        table = native.OptimizerTable(
+            self.masters or "none", self.state_dtype or "parameter", self.seed
+        )
         self._table_parameters: list[torch.Tensor] = []
         self._table_names: list[str] = []
         self._table_rules: list[native.Rule] = []
@@ -269,7 +322,7 @@ class FusedOptimizer(Optimizer):
         self._parameters_seen = [list(parameters) for parameters in self._parameters_of_groups()]
         self._state_seen = self.state
         self._entries_seen = list(self.state.values())
-        self.has_cuda_parameters = any(p.is_cuda for g in self.param_groups for p in g["params"])
+        self._has_cuda_parameters = any(p.is_cuda for g in self.param_groups for p in g["params"])
         if self._hot:
             table.enable_hot_measure()
         self._table = table
@@ -277,41 +330,71 @@ class FusedOptimizer(Optimizer):
 
     def _add_state(self, table: native.OptimizerTable, index: int, *, is_first: bool) -> None:
         entry = self.state[self._table_parameters[index]]
-        table.add_state(index, entry, self._table_rules[index], is_first)
+        table.add_state(index, entry, is_first)
 
     def _adopt_state(self, table: native.OptimizerTable, index: int, entry: dict[str, Any]) -> None:
-        """Move the state that stands in `entry` (ours of an older table, torch's, a copy's) in."""
+        """Move the state that stands in `entry` (ours of an older table, torch's, a copy's) in,
+        whatever it was stored as."""
         rule = self._table_rules[index]
-        old = {name: entry.get(name) for name in (*rule.state_names, "step")}
-        if all(value is None for value in old.values()):
+        parameter = self._table_parameters[index]
+        old = dict(entry)
+        values = {name: state_values(rule, name, old, parameter) for name in rule.state_names}
+        step = old.get("step")
+        master = master_values(old, parameter)
+        if step is None and master is None and all(value is None for value in values.values()):
             return
-        is_first = not rule.counts_steps and any(old[name] is None for name in rule.state_names)
-        shape = self._table_parameters[index].shape
-        for name, value in old.items():
-            expected = torch.Size() if name == "step" else shape
-            if isinstance(value, torch.Tensor) and value.shape != expected:
+        for name, value in (*values.items(), ("master", master)):
+            if value is not None and value.shape != parameter.shape:
                 raise ValueError(
                     f"state {name!r} of parameter {self._table_names[index]!r}: expected shape "
-                    f"{tuple(expected)}, got {tuple(value.shape)}; this state belongs to other "
-                    "parameters"
+                    f"{tuple(parameter.shape)}, got {tuple(value.shape)}; this state belongs to "
+                    "other parameters"
                 )
+        is_first = not rule.counts_steps and any(value is None for value in values.values())
         self._add_state(table, index, is_first=is_first)
-        for name, value in old.items():
-            if value is None or name not in entry:
+        if step is not None and "step" in entry:
+            entry["step"].fill_(float(step))
+        if master is not None and ("master" in entry or "master_low" in entry):
+            table.set_master(index, master)
+        for number, (name, value) in enumerate(values.items()):
+            if value is None:
                 continue
-            if name == "step" and not rule.counts_steps:
-                continue
-            target = entry[name]
-            target.copy_(value if isinstance(value, torch.Tensor) else torch.tensor(float(value)))
+            same = old[name].dtype == entry[name].dtype
+            if same and f"{name}_exponents" in entry:  # to the bit, without decoding
+                entry[name].copy_(old[name])
+                entry[f"{name}_exponents"].copy_(old[f"{name}_exponents"])
+            elif same:
+                entry[name].copy_(old[name])
+            else:
+                table.set_state(index, number, value)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict of this optimizer or of its counterpart in `torch.optim`."""
-        super().load_state_dict(state_dict)
+        # torch casts every state but "step" to the parameter's dtype; keep what was saved. Hooks
+        # may give another dict, so take it from the one that super() sees.
+        kept: dict[int, dict[str, Any]] = {}
+
+        def keep(_optimizer: Optimizer, given: dict[str, Any]) -> None:
+            kept.update(given["state"])
+
+        handle = self.register_load_state_dict_pre_hook(keep)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+        saved = [index for group in state_dict["param_groups"] for index in group["params"]]
+        own = [parameter for group in self.param_groups for parameter in group["params"]]
+        for index, parameter in zip(saved, own, strict=False):
+            for name, value in kept.get(index, {}).items():
+                if isinstance(value, torch.Tensor) and name != "step":
+                    # Of its own memory: torch's dict may share it with another optimizer.
+                    self.state[parameter][name] = value.detach().clone().to(parameter.device)
         self._table = None
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.__dict__.setdefault("_hot", False)
+        self._outcome = None
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 # A dict from before a switch existed was written with the switch off.
@@ -320,7 +403,8 @@ class FusedOptimizer(Optimizer):
         self._table = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "clip_norm": self.clip_norm, "_hot": self._hot}
+        own = ("clip_norm", "masters", "state_dtype", "seed", "_hot")
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
 
     # --- for the Engine -------------------------------------------------------------------------
 

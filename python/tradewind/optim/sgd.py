@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import ParamsT
 
-from tradewind.optim.fused import FusedOptimizer, Measuring, check_range
+from tradewind.optim.fused import FusedOptimizer, Masters, Measuring, StateDtype, check_range
 
 
 class SGD(FusedOptimizer):
@@ -18,14 +18,14 @@ class SGD(FusedOptimizer):
 
     Args:
         params: parameters, dicts of param groups, or (name, parameter) pairs; float32, float64,
-            bfloat16 or float16.
+            bfloat16, float16 or complex.
         lr: learning rate, a float or a one-element tensor.
         momentum: factor of the buffer; 0 keeps no buffer.
         dampening: 1 - dampening is the gradient's weight in the buffer.
         weight_decay: added to the gradient, times the parameter.
         nesterov: look ahead along the buffer; needs momentum > 0 and dampening 0.
         maximize: ascend instead of descend.
-        clip_norm, measure: see :class:`tradewind.optim.AdamW`.
+        clip_norm, measure, masters, state_dtype, seed: see :class:`tradewind.optim.AdamW`.
         foreach, fused: accepted and ignored: the step is always one pass.
         differentiable: True raises NotImplementedError.
 
@@ -44,6 +44,9 @@ class SGD(FusedOptimizer):
         *,
         clip_norm: float | None = None,
         measure: Measuring = "step",
+        masters: Masters | None = None,
+        state_dtype: StateDtype | None = None,
+        seed: int = 0,
         maximize: bool = False,
         foreach: bool | None = None,
         differentiable: bool = False,
@@ -60,7 +63,15 @@ class SGD(FusedOptimizer):
             "differentiable": differentiable,
             "fused": fused,
         }
-        super().__init__(params, defaults, clip_norm=clip_norm, measure=measure)
+        super().__init__(
+            params,
+            defaults,
+            clip_norm=clip_norm,
+            measure=measure,
+            masters=masters,
+            state_dtype=state_dtype,
+            seed=seed,
+        )
 
     @staticmethod
     def _rule_name(group: dict[str, Any]) -> str:

@@ -13,20 +13,22 @@
 namespace tradewind {
 namespace {
 
-template <class Format>
+template <class Type>
 std::vector<std::uint16_t> add(const Kernels& kernels, std::vector<std::uint16_t> values,
                                const std::vector<std::uint16_t>& addends, double multiplier) {
   const int rule_idx = find_rule("sgd");
   const std::vector<double> options{-1.0, 0.0, 0.0, 0.0, 0.0};
   const ScalarBlock scalars =
-      scalars_for(rules()[static_cast<std::size_t>(rule_idx)], Format::kDType, options, 1, true);
-  kernels.sweep[rule_idx][static_cast<int>(Format::kDType)](
-      {values.data(),
-       addends.data(),
-       {},
-       static_cast<std::int64_t>(values.size()),
-       multiplier,
-       &scalars});
+      scalars_for(rules()[static_cast<std::size_t>(rule_idx)], Type::kDType, options, 1, true);
+  SweepRange range{};
+  range.parameter = values.data();
+  range.parameter_format = format_of(Type::kDType);
+  range.gradient = addends.data();
+  range.gradient_format = format_of(Type::kDType);
+  range.num_elements = static_cast<std::int64_t>(values.size());
+  range.gradient_multiplier = multiplier;
+  range.scalars = &scalars;
+  kernels.sweep[rule_idx][0][0](range);
   return values;
 }
 
@@ -38,30 +40,30 @@ std::vector<std::uint16_t> all_patterns() {
 
 class Conversion : public testing::TestWithParam<std::string_view> {
  protected:
-  template <class Format>
+  template <class Type>
   void check_identity() {
     // Adding -0 changes nothing, not even the sign of a zero.
     const std::vector<std::uint16_t> addends(1 << 16, 0x8000);
-    const auto got = add<Format>(kernels_for(GetParam()), all_patterns(), addends, 1.0);
+    const auto got = add<Type>(kernels_for(GetParam()), all_patterns(), addends, 1.0);
     for (std::size_t i = 0; i < got.size(); ++i) {
-      ASSERT_TRUE(same_value<Format>(static_cast<std::uint16_t>(i), got[i])) << i;
+      ASSERT_TRUE(same_value<Type>(static_cast<std::uint16_t>(i), got[i])) << i;
     }
   }
 
   // Halves, quarters and just beside a half of the last place above every value.
-  template <class Format>
+  template <class Type>
   void check_rounding() {
-    const std::vector<std::uint16_t> ones(1 << 16, Format::encode(1.0));
+    const std::vector<std::uint16_t> ones(1 << 16, Type::encode(1.0));
     for (const double part : {0.25, 0.5, 0.5 + 0x1p-10, 0.75, -0.25, -0.5, -0.75}) {
       for (const double magnitude : {1.0, 0x1p-3, 0x1p-12, 0x1p7}) {
         // One unit in the last place of a value in [magnitude, 2 magnitude).
         const double unit =
-            Format::decode(static_cast<std::uint16_t>(Format::encode(magnitude) + 1)) - magnitude;
+            Type::decode(static_cast<std::uint16_t>(Type::encode(magnitude) + 1)) - magnitude;
         const auto addend = static_cast<float>(part * unit);
-        const auto got = add<Format>(kernels_for(GetParam()), all_patterns(), ones, addend);
+        const auto got = add<Type>(kernels_for(GetParam()), all_patterns(), ones, addend);
         for (std::size_t i = 0; i < got.size(); ++i) {
-          const float sum = Format::decode(static_cast<std::uint16_t>(i)) + addend;
-          ASSERT_TRUE(same_value<Format>(Format::encode(sum), got[i])) << i << " + " << addend;
+          const float sum = Type::decode(static_cast<std::uint16_t>(i)) + addend;
+          ASSERT_TRUE(same_value<Type>(Type::encode(sum), got[i])) << i << " + " << addend;
         }
       }
     }

@@ -43,10 +43,35 @@ TEST(CudaLibrary, TheRightOneIsOpenedAndItsErrorsHaveAText) {
   EXPECT_EQ(library.probe(&num_devices, &capability), 0);
   EXPECT_EQ(num_devices, 2);
   EXPECT_EQ(capability, 90);
-  EXPECT_EQ(library.adamw(nullptr, 0, nullptr, 0, 1.0F, nullptr, nullptr), 0);
+  EXPECT_EQ(library.ingest(nullptr, nullptr, nullptr, 0, 0, nullptr), 0);
+  EXPECT_EQ(library.measure(nullptr, nullptr, nullptr), 0);
+  EXPECT_EQ(library.combine(nullptr, nullptr), 0);
+  EXPECT_EQ(library.control(nullptr, nullptr), 0);
+  EXPECT_EQ(library.sweep(nullptr, nullptr, 0, 0, TRADEWIND_CUDA_UPDATE, 0, nullptr), 0);
+  EXPECT_EQ(library.combine_changes(nullptr, nullptr, nullptr), 0);
   library.check(0, "nothing");
   expect_error(ErrorKind::kBadState, {"sweep of 'w'", "700", "the text of an error"},
                [&] { library.check(700, "sweep of 'w'"); });
+}
+
+// The very sources of the real one, over an emulated grid.
+TEST(CudaLibrary, TheEmulatedOneHasEveryFunction) {
+  const CudaLibrary library(TRADEWIND_CUDA_EMULATED);
+  TradewindCudaControl control{};
+  control.settings.gradient_multiplier = 0.25;
+  TradewindCudaTable table{};
+  const std::int64_t first_blocks[] = {0};
+  table.first_blocks = first_blocks;
+  table.control = &control;
+  library.check(library.ingest(&table, nullptr, nullptr, 0, 0, nullptr), "ingest");
+  library.check(library.measure(&table, nullptr, nullptr), "measure");
+  library.check(library.combine(&table, nullptr), "combine");
+  library.check(library.control(&table, nullptr), "control");
+  library.check(library.sweep(&table, nullptr, 0, 0, TRADEWIND_CUDA_UPDATE, 0, nullptr), "sweep");
+  library.check(library.combine_changes(&table, nullptr, nullptr), "combine_changes");
+  EXPECT_EQ(control.state.num_steps, 1);
+  EXPECT_EQ(control.outcome.gradient_multiplier, 0.25);
+  EXPECT_EQ(control.outcome.first_nonfinite_slot, -1);
 }
 
 TEST(CudaLibrary, TheRealOneAnswersWhereThereIsNoGpu) {

@@ -11,15 +11,33 @@ EXPORTED int tradewind_cuda_interface_version(void) {
 #endif
 }
 
+EXPORTED const char* tradewind_cuda_error_text(int) { return "the text of an error"; }
+
 EXPORTED int tradewind_cuda_probe(int* num_devices, int* compute_capability) {
   *num_devices = 2;
   *compute_capability = 90;
   return 0;
 }
 
-EXPORTED int tradewind_cuda_adamw(const TradewindCudaTensor*, int, const void*, int, float,
-                                  const float*, void*) {
+EXPORTED int tradewind_cuda_ingest(const TradewindCudaTable*, const TradewindCudaList*,
+                                   const TradewindCudaSource*, int, int, void*) {
   return 0;
 }
 
-EXPORTED const char* tradewind_cuda_error_text(int) { return "the text of an error"; }
+EXPORTED int tradewind_cuda_measure(const TradewindCudaTable*, const TradewindCudaList*, void*) {
+  return 0;
+}
+
+EXPORTED int tradewind_cuda_combine(const TradewindCudaTable*, void*) { return 0; }
+
+EXPORTED int tradewind_cuda_control(const TradewindCudaTable*, void*) { return 0; }
+
+EXPORTED int tradewind_cuda_sweep(const TradewindCudaTable*, const TradewindCudaList*, int, int,
+                                  int, int, void*) {
+  return 0;
+}
+
+EXPORTED int tradewind_cuda_combine_changes(const TradewindCudaTable*, const TradewindCudaList*,
+                                            void*) {
+  return 0;
+}

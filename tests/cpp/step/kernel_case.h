@@ -1,112 +1,144 @@
-// One update of one rule on arrays of one format: what the scalar oracle makes of them, and what a
-// kernel does, in place between guards.
+// Runs a sweep kernel on arrays between guards, each at another misalignment, and compares what it
+// leaves with what is expected.
 #pragma once
 
 #include <gtest/gtest.h>
 
-#include <cstring>
 #include <string>
 #include <vector>
 
+#include "step/expected_update.h"
 #include "step/guarded_array.h"
-#include "step/kernels.h"
-#include "step/oracle.h"
-#include "step/rule_options.h"
-#include "step/sample_values.h"
 
 namespace tradewind {
 
-struct Update {
-  int rule_idx;
-  std::vector<double> options;
-  std::int64_t step;
-  bool is_first;
-  double multiplier;
+// Bytes of a StoredArray in memory aligned to its elements alone.
+class GuardedStored {
+ public:
+  GuardedStored(const StoredArray& array, std::size_t shift)
+      : array_(array),
+        bytes_(array.bytes.data(), array.bytes.size(),
+               shift * static_cast<std::size_t>(format_bytes(array.format))),
+        exponents_(array.exponents.data(), array.exponents.size(), shift) {}
 
-  [[nodiscard]] const RuleInfo& rule() const { return rules()[static_cast<std::size_t>(rule_idx)]; }
-};
-
-template <class Format>
-struct KernelArrays {
-  std::vector<typename Format::Stored> parameter;
-  std::vector<typename Format::Stored> gradient;
-  std::vector<std::vector<typename Format::Stored>> states;
-};
-
-template <class Format>
-KernelArrays<Format> sample_arrays(const RuleInfo& rule, std::size_t num_elements,
-                                   std::uint64_t seed) {
-  KernelArrays<Format> arrays{
-      sample_values<Format>(seed, num_elements), sample_values<Format>(seed + 1, num_elements), {}};
-  for (std::size_t s = 0; s < rule.state_names.size(); ++s) {
-    const bool is_square = std::string_view(rule.state_names[s]).find("sq") != std::string::npos;
-    arrays.states.push_back(is_square ? sample_magnitudes<Format>(seed + 2 + s, num_elements)
-                                      : sample_values<Format>(seed + 2 + s, num_elements));
+  void* data() { return bytes_.data(); }
+  std::uint8_t* exponents() { return array_.exponents.empty() ? nullptr : exponents_.data(); }
+  [[nodiscard]] bool guards_are_intact() const {
+    return bytes_.guards_are_intact() && exponents_.guards_are_intact();
   }
-  return arrays;
+  StoredArray array() {
+    std::copy_n(bytes_.data(), array_.bytes.size(), array_.bytes.begin());
+    std::copy_n(exponents_.data(), array_.exponents.size(), array_.exponents.begin());
+    return array_;
+  }
+
+ private:
+  StoredArray array_;
+  GuardedArray<std::byte> bytes_;
+  GuardedArray<std::uint8_t> exponents_;
+};
+
+inline SweepKernel kernel_of(const Kernels& kernels, const Storage& storage, const Update& update,
+                             Phase phase) {
+  return kernels.sweep[update.rule_idx][storage.is_double() ? 1 : 0][static_cast<int>(phase)];
 }
 
-// The oracle in the kernel's compute precision: load, update, round to nearest even.
-template <class Format>
-KernelArrays<Format> expected_arrays(const Update& update, const KernelArrays<Format>& before) {
-  using Compute = typename Format::Compute;
-  const auto decode = [](const std::vector<typename Format::Stored>& stored) {
-    std::vector<Compute> values;
-    for (const auto value : stored) values.push_back(Format::decode(value));
-    return values;
+inline std::vector<Phase> phases_of(const RuleInfo& rule) {
+  return rule.needs == Needs::kElement ? std::vector{Phase::kUpdate}
+                                       : std::vector{Phase::kUpdate, Phase::kFinish};
+}
+
+struct KernelCase {
+  const Kernels& kernels;
+  Storage storage;
+  Update update;
+  Phase phase = Phase::kUpdate;
+  std::size_t shift = 0;
+};
+
+// What the kernel leaves in `before`. Sums go to `changes` where it is not null.
+inline UpdateArrays run_kernel(const KernelCase& c, const UpdateArrays& before,
+                               std::vector<BlockChange>* changes) {
+  const std::size_t count = before.parameter.size();
+  std::vector<GuardedStored> guarded;
+  std::size_t places = 0;
+  const auto place = [&](const StoredArray& array) {
+    guarded.emplace_back(array, c.shift * (2 * places++ + 1));
   };
-  OracleArrays<Compute> oracle{decode(before.parameter), decode(before.gradient), {}};
-  for (const auto& state : before.states) oracle.states.push_back(decode(state));
-  oracle_step<Compute>(update.rule().name, update.options, update.step, update.is_first,
-                       static_cast<Compute>(update.multiplier), oracle);
-  KernelArrays<Format> after = before;
-  for (std::size_t i = 0; i < before.parameter.size(); ++i) {
-    after.parameter[i] = Format::encode(oracle.parameter[i]);
-    for (std::size_t s = 0; s < before.states.size(); ++s) {
-      after.states[s][i] = Format::encode(oracle.states[s][i]);
-    }
+  place(before.parameter);
+  place(before.master);
+  place(before.gradient);
+  place(before.direction);
+  for (const StoredArray& state : before.states) place(state);
+  const DType compute = c.storage.is_double() ? DType::kFloat64 : DType::kFloat32;
+  const ScalarBlock scalars =
+      scalars_for(c.update.rule(), compute, c.update.options, c.update.step, c.update.is_first);
+  SweepRange range{};
+  range.parameter = guarded[0].data();
+  range.parameter_format = c.storage.parameter;
+  range.master = c.storage.master;
+  range.master_data = guarded[1].data();
+  range.gradient = guarded[2].data();
+  range.gradient_format = c.storage.gradient;
+  range.direction = guarded[3].data();
+  for (std::size_t s = 0; s < before.states.size(); ++s) {
+    range.states[s] = guarded[4 + s].data();
+    range.state_formats[s] = before.states[s].format;
+    range.exponents[s] = guarded[4 + s].exponents();
+  }
+  range.first_element = c.update.first_element;
+  range.num_elements = static_cast<std::int64_t>(count);
+  range.gradient_multiplier = c.update.multiplier;
+  range.scale = c.update.scale;
+  range.scalars = &scalars;
+  range.random_key = c.update.random_key;
+  const auto num_blocks = static_cast<std::size_t>(num_norm_blocks(range.num_elements));
+  const std::vector<BlockChange> poison(num_blocks, {-1.0, -1.0});
+  GuardedArray<BlockChange> sums(poison.data(), num_blocks, 0);
+  range.changes = changes == nullptr ? nullptr : sums.data();
+  kernel_of(c.kernels, c.storage, c.update, c.phase)(range);
+  if (changes != nullptr) changes->assign(sums.data(), sums.data() + num_blocks);
+  for (const GuardedStored& array : guarded) EXPECT_TRUE(array.guards_are_intact());
+  EXPECT_TRUE(sums.guards_are_intact());
+  UpdateArrays after{
+      guarded[0].array(), guarded[1].array(), guarded[2].array(), {}, guarded[3].array()};
+  for (std::size_t s = 0; s < before.states.size(); ++s) {
+    after.states.push_back(guarded[4 + s].array());
   }
   return after;
 }
 
-template <class Format>
-void expect_prefix(const std::vector<typename Format::Stored>& expected,
-                   const typename Format::Stored* got, std::size_t num_elements,
-                   const std::string& what) {
-  if (std::memcmp(expected.data(), got, num_elements * sizeof(*got)) == 0) return;
-  for (std::size_t i = 0; i < num_elements; ++i) {
-    ASSERT_TRUE(same_value<Format>(expected[i], got[i]))
-        << what << "[" << i << "] of " << num_elements << ": expected "
-        << Format::decode(expected[i]) << ", got " << Format::decode(got[i]);
+inline void expect_same_arrays(const UpdateArrays& expected, const UpdateArrays& got,
+                               const RuleInfo& rule) {
+  if (expected == got) return;
+  expect_same_array(expected.parameter, got.parameter, "parameter");
+  expect_same_array(expected.gradient, got.gradient, "gradient");
+  expect_same_array(expected.direction, got.direction, "direction");
+  if (expected.master.format == Format::kFloat32) {
+    expect_same_array(expected.master, got.master, "master");
+  } else {
+    ASSERT_EQ(expected.master.bytes, got.master.bytes) << "low halves";
+  }
+  ASSERT_EQ(expected.states.size(), got.states.size());
+  for (std::size_t s = 0; s < expected.states.size(); ++s) {
+    expect_same_array(expected.states[s], got.states[s], rule.state_names[s]);
   }
 }
 
-// Runs the kernel on the first num_elements of `before`, each array at another misalignment where
-// `shift` is not zero, and compares all arrays and guards.
-template <class Format>
-void check_kernel(SweepKernel kernel, const Update& update, const KernelArrays<Format>& before,
-                  const KernelArrays<Format>& expected, std::size_t num_elements,
-                  std::size_t shift) {
-  using Array = GuardedArray<typename Format::Stored>;
-  std::vector<Array> arrays;
-  arrays.emplace_back(before.parameter.data(), num_elements, shift);
-  arrays.emplace_back(before.gradient.data(), num_elements, 3 * shift);
-  for (const auto& state : before.states) {
-    arrays.emplace_back(state.data(), num_elements, (2 * arrays.size() + 1) * shift);
+// With sums and without.
+inline void check_kernel(const KernelCase& c, const UpdateArrays& before,
+                         const Expected& expected) {
+  expect_same_arrays(expected.arrays, run_kernel(c, before, nullptr), c.update.rule());
+  std::vector<BlockChange> changes;
+  expect_same_arrays(expected.arrays, run_kernel(c, before, &changes), c.update.rule());
+  ASSERT_EQ(changes.size(), expected.change_squares.size());
+  for (std::size_t b = 0; b < changes.size(); ++b) {
+    ASSERT_TRUE(
+        same_value<Float64Format>(changes[b].parameter_squares, expected.parameter_squares[b]));
+    ASSERT_TRUE(same_value<Float64Format>(changes[b].change_squares, expected.change_squares[b]))
+        << "block " << b << ": " << changes[b].change_squares << ", expected "
+        << expected.change_squares[b];
   }
-  const ScalarBlock scalars =
-      scalars_for(update.rule(), Format::kDType, update.options, update.step, update.is_first);
-  SweepRange range{arrays[0].data(),  arrays[1].data(), {}, static_cast<std::int64_t>(num_elements),
-                   update.multiplier, &scalars};
-  for (std::size_t s = 0; s < before.states.size(); ++s) range.states[s] = arrays[2 + s].data();
-  kernel(range);
-  expect_prefix<Format>(expected.parameter, arrays[0].data(), num_elements, "parameter");
-  expect_prefix<Format>(before.gradient, arrays[1].data(), num_elements, "gradient");
-  for (std::size_t s = 0; s < before.states.size(); ++s) {
-    expect_prefix<Format>(expected.states[s], arrays[2 + s].data(), num_elements,
-                          update.rule().state_names[s]);
-  }
-  for (const Array& array : arrays) ASSERT_TRUE(array.guards_are_intact());
 }
 
 }  // namespace tradewind

@@ -1,14 +1,11 @@
-// The measure over a table of slots: norm, non-finite elements, and what was measured while hot.
+// The measure over a table of slots: how blocks and slots combine, and what was measured while hot.
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <limits>
-#include <string>
 
-#include "arena/layout.h"
 #include "base/threaded_parallel.h"
+#include "step/measure_reference.h"
 #include "step/slot_table.h"
-#include "step/sweep.h"
 
 namespace tradewind {
 namespace {
@@ -23,39 +20,61 @@ Measure measured(std::span<const SweepSlot> slots, const Kernels& kernels,
   return measure;
 }
 
-std::vector<double> block_sums(const SweepSlot& slot) {
-  std::vector<double> sums(static_cast<std::size_t>(num_norm_blocks(slot.num_elements)));
-  kernels().measure[static_cast<int>(slot.dtype)](slot.gradient, slot.num_elements, sums.data());
-  return sums;
+std::vector<BlockMeasure> blocks_of(const SweepSlot& slot) {
+  std::vector<BlockMeasure> blocks(static_cast<std::size_t>(num_norm_blocks(slot.num_elements)));
+  kernels().measure[static_cast<int>(slot.gradient_dtype)](slot.gradient, slot.num_elements,
+                                                           blocks.data());
+  return blocks;
 }
 
 void expect_same(const Measure& got, const Measure& expected) {
   EXPECT_EQ(got.sum_of_squares(), expected.sum_of_squares());
   EXPECT_EQ(got.num_nonfinite(), expected.num_nonfinite());
   EXPECT_EQ(got.first_nonfinite_slot(), expected.first_nonfinite_slot());
-  EXPECT_EQ(std::vector<double>(got.slot_sums().begin(), got.slot_sums().end()),
-            std::vector<double>(expected.slot_sums().begin(), expected.slot_sums().end()));
+  ASSERT_EQ(got.slots().size(), expected.slots().size());
+  for (std::size_t i = 0; i < got.slots().size(); ++i) {
+    EXPECT_EQ(got.slots()[i].sum_of_squares, expected.slots()[i].sum_of_squares) << i;
+    EXPECT_EQ(got.slots()[i].max_abs, expected.slots()[i].max_abs) << i;
+    EXPECT_EQ(got.slots()[i].num_zeros, expected.slots()[i].num_zeros) << i;
+  }
 }
 
-TEST(Measure, SumsBlocksThenParametersInOrder) {
+// 200,000 elements are 49 blocks and 117 slots, more than lanes.
+SlotTable many_slots() {
   SlotTable table = SlotTable::mixed();
+  table.add(DType::kFloat32, 0, 200'000);
+  table.add(DType::kBFloat16, 0, 0);
+  return table;
+}
+
+TEST(Measure, CombinesBlocksThenParametersInLanes) {
+  SlotTable table = many_slots();
   const std::vector<SweepSlot> slots = table.slots();
   const Measure measure = measured(slots, kernels(), kSerial);
-  double total = 0.0;
+  ASSERT_EQ(measure.slots().size(), slots.size());
+  std::vector<double> slot_sums;
   for (std::size_t i = 0; i < slots.size(); ++i) {
-    double slot_sum = 0.0;
-    for (const double block_sum : block_sums(slots[i])) slot_sum += block_sum;
-    EXPECT_EQ(measure.slot_sums()[i], slot_sum) << i;
-    total += slot_sum;
+    std::vector<double> sums;
+    double max_abs = 0.0;
+    std::int64_t num_zeros = 0;
+    for (const BlockMeasure& block : blocks_of(slots[i])) {
+      sums.push_back(block.sum_of_squares);
+      max_abs = std::fmax(max_abs, block.max_abs);
+      num_zeros += block.num_zeros;
+    }
+    slot_sums.push_back(reference_lane_sum(sums));
+    EXPECT_EQ(measure.slots()[i].sum_of_squares, slot_sums[i]) << i;
+    EXPECT_EQ(measure.slots()[i].max_abs, max_abs) << i;
+    EXPECT_EQ(measure.slots()[i].num_zeros, num_zeros) << i;
   }
-  EXPECT_EQ(measure.sum_of_squares(), total);
-  EXPECT_EQ(measure.norm(), std::sqrt(total));
+  EXPECT_EQ(measure.sum_of_squares(), reference_lane_sum(slot_sums));
+  EXPECT_EQ(measure.norm(), std::sqrt(reference_lane_sum(slot_sums)));
   EXPECT_EQ(measure.num_nonfinite(), 0);
   EXPECT_EQ(measure.first_nonfinite_slot(), -1);
 }
 
 TEST(Measure, GivesTheSameBitsOnEveryIsaAndThreadCount) {
-  SlotTable table = SlotTable::mixed();
+  SlotTable table = many_slots();
   const std::vector<SweepSlot> slots = table.slots();
   const Measure expected = measured(slots, kernels_for("baseline"), kSerial);
   EXPECT_GT(expected.sum_of_squares(), 0.0);
@@ -66,22 +85,24 @@ TEST(Measure, GivesTheSameBitsOnEveryIsaAndThreadCount) {
   }
 }
 
-TEST(Measure, AdoptedSumsGiveTheSameBitsAsComputedOnes) {
-  SlotTable table = SlotTable::mixed();
+TEST(Measure, AdoptedBlocksGiveTheSameBitsAsComputedOnes) {
+  SlotTable table = many_slots();
   const std::vector<SweepSlot> slots = table.slots();
   const Measure expected = measured(slots, kernels(), kSerial);
   for (const std::size_t every : {1U, 2U, 3U}) {
-    Measure measure;
-    measure.begin(slots);
-    for (std::size_t i = 0; i < slots.size(); i += every) {
-      measure.adopt(static_cast<std::int64_t>(i), block_sums(slots[i]));
+    for (const std::string_view isa : supported_isas()) {
+      Measure measure;
+      measure.begin(slots);
+      for (std::size_t i = 0; i < slots.size(); i += every) {
+        measure.adopt(static_cast<std::int64_t>(i), blocks_of(slots[i]));
+      }
+      measure.run(kernels_for(isa), kThreads<2>);
+      expect_same(measure, expected);
     }
-    measure.run(kernels(), kThreads<2>);
-    expect_same(measure, expected);
   }
 }
 
-TEST(Measure, AdoptedSumsAreTakenAndForgottenByTheNextBegin) {
+TEST(Measure, AdoptedBlocksAreTakenAndForgottenByTheNextBegin) {
   SlotTable table;
   table.add(DType::kFloat32, 0, 1);
   table.add(DType::kFloat32, 0, 1);
@@ -90,85 +111,37 @@ TEST(Measure, AdoptedSumsAreTakenAndForgottenByTheNextBegin) {
   *table.gradient<float>(1) = 3.0F;
   Measure measure;
   measure.begin(slots);
-  measure.adopt(0, std::vector<double>{100.0});
+  measure.adopt(0, std::vector<BlockMeasure>{{100.0, 10.0, 7}});
   measure.run(kernels(), kSerial);
   EXPECT_EQ(measure.sum_of_squares(), 109.0);
+  EXPECT_EQ(measure.slots()[0].max_abs, 10.0);
+  EXPECT_EQ(measure.slots()[0].num_zeros, 7);
   measure.begin(slots);
   measure.run(kernels(), kSerial);
   EXPECT_EQ(measure.sum_of_squares(), 13.0);
+  EXPECT_EQ(measure.slots()[0].max_abs, 2.0);
+  EXPECT_EQ(measure.slots()[0].num_zeros, 0);
 }
 
-TEST(Measure, CountsNonfiniteElementsAndNamesTheFirstSlot) {
-  SlotTable table = SlotTable::mixed();
-  std::vector<SweepSlot> slots = table.slots();
-  std::vector<std::size_t> float32_slots;
-  for (std::size_t i = 0; i < slots.size(); ++i) {
-    if (slots[i].dtype == DType::kFloat32 && slots[i].num_elements >= 5000)
-      float32_slots.push_back(i);
-  }
-  ASSERT_GE(float32_slots.size(), 3U);
-  table.gradient<float>(float32_slots[1])[4999] = NAN;
-  table.gradient<float>(float32_slots[2])[0] = -INFINITY;
-  table.gradient<float>(float32_slots[2])[3] = INFINITY;
-  for (const std::string_view isa : supported_isas()) {
-    for (const Parallel& parallel : {kSerial, kThreads<7>}) {
-      const Measure measure = measured(slots, kernels_for(isa), parallel);
-      EXPECT_EQ(measure.num_nonfinite(), 3);
-      EXPECT_EQ(measure.first_nonfinite_slot(), static_cast<std::int64_t>(float32_slots[1]));
-      EXPECT_TRUE(std::isnan(measure.sum_of_squares()));
-    }
-  }
-}
-
-TEST(Measure, AFiniteRunForgetsTheNonfiniteOneBefore) {
-  SlotTable table;
-  table.add(DType::kFloat32, 0, 3);
-  const std::vector<SweepSlot> slots = table.slots();
+TEST(Measure, AFewSlotsAfterManyAreMeasuredAlone) {
+  SlotTable many = many_slots();
+  SlotTable few;
+  few.add(DType::kFloat64, 0, 5000);
+  few.add(DType::kFloat16, 0, 0);
+  const std::vector<SweepSlot> slots[] = {many.slots(), few.slots()};
   Measure measure;
-  for (const bool is_finite : {false, true, false}) {
-    table.gradient<float>(0)[1] = is_finite ? 1.0F : INFINITY;
-    measure.begin(slots);
-    measure.run(kernels(), kSerial);
-    EXPECT_EQ(measure.num_nonfinite(), is_finite ? 0 : 1);
-    EXPECT_EQ(measure.first_nonfinite_slot(), is_finite ? -1 : 0);
+  for (const std::size_t which : {0, 1, 0}) {
+    measure.begin(slots[which]);
+    measure.run(kernels(), kThreads<2>);
+    expect_same(measure, measured(slots[which], kernels(), kSerial));
   }
-}
-
-TEST(Measure, CountsNonfiniteElementsOfEveryDType) {
-  for (int dtype = 0; dtype < kNumFloatingDTypes; ++dtype) {
-    visit_format(static_cast<DType>(dtype), [&]<class Format>() {
-      SlotTable table;
-      table.add(Format::kDType, 0, 0);
-      table.add(Format::kDType, 0, 9000);
-      const std::vector<SweepSlot> slots = table.slots();
-      auto* const gradient = table.gradient<typename Format::Stored>(1);
-      for (const int place : {0, 31, 4095, 4096, 8999}) gradient[place] = Format::encode(kInfinity);
-      gradient[100] = Format::encode(NAN);
-      const Measure measure = measured(slots, kernels(), kSerial);
-      EXPECT_EQ(measure.num_nonfinite(), 6);
-      EXPECT_EQ(measure.first_nonfinite_slot(), 1);
-    });
-  }
-}
-
-TEST(Measure, FiniteValuesAreNeverCounted) {
-  SlotTable table;
-  table.add(DType::kFloat32, 0, 10000);
-  table.add(DType::kFloat64, 0, 10);
-  const std::vector<SweepSlot> slots = table.slots();
-  std::fill_n(table.gradient<float>(0), 10000, std::numeric_limits<float>::max());
-  EXPECT_TRUE(std::isfinite(measured(slots, kernels(), kSerial).sum_of_squares()));
-  table.gradient<double>(1)[7] = 1e200;  // its square overflows, it does not
-  const Measure measure = measured(slots, kernels(), kSerial);
-  EXPECT_EQ(measure.sum_of_squares(), kInfinity);
-  EXPECT_EQ(measure.num_nonfinite(), 0);
-  EXPECT_EQ(measure.first_nonfinite_slot(), -1);
 }
 
 TEST(Measure, OfNothingIsZero) {
   const Measure measure = measured({}, kernels(), kThreads<2>);
   EXPECT_EQ(measure.sum_of_squares(), 0.0);
-  EXPECT_TRUE(measure.slot_sums().empty());
+  EXPECT_EQ(measure.norm(), 0.0);
+  EXPECT_TRUE(measure.slots().empty());
   EXPECT_EQ(measure.first_nonfinite_slot(), -1);
 }
 

@@ -19,7 +19,8 @@ inline int num_rules() { return static_cast<int>(rules().size()); }
 inline std::vector<double> example_options(const RuleInfo& rule, bool plain) {
   static const std::map<std::string_view, double> kExamples{
       {"lr", 0.0123},      {"beta1", 0.9},     {"beta2", 0.999},  {"eps", 1e-8},
-      {"momentum", 0.875}, {"dampening", 0.1}, {"nesterov", 1.0}, {"weight_decay", 0.0321}};
+      {"momentum", 0.875}, {"dampening", 0.1}, {"nesterov", 1.0}, {"weight_decay", 0.0321},
+      {"alpha", 0.99},     {"lr_decay", 0.25}};
   std::vector<double> options;
   for (const std::string_view name : rule.option_names) {
     const auto example = kExamples.find(name);

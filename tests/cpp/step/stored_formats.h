@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "arena/dtype.h"
+#include "step/format.h"
 
 namespace tradewind {
 
@@ -71,7 +72,7 @@ using Float64Format = NativeFormat<double, DType::kFloat64>;
 using BFloat16Format = SixteenBitFormat<8, 7, DType::kBFloat16>;
 using Float16Format = SixteenBitFormat<5, 10, DType::kFloat16>;
 
-// Calls visit.operator()<Format>() for the format of a floating dtype.
+// Calls visit.operator()<Type>() for the format of a floating dtype.
 template <class Visit>
 void visit_format(DType dtype, const Visit& visit) {
   switch (dtype) {
@@ -82,12 +83,18 @@ void visit_format(DType dtype, const Visit& visit) {
   }
 }
 
+// The floating dtype whose values a format's arrays are sampled from.
+constexpr DType sampled_dtype(Format format) {
+  if (format == Format::kStochasticBFloat16) return DType::kBFloat16;
+  return is_blockwise(format) ? DType::kFloat32 : static_cast<DType>(format);
+}
+
 // Equal bits, or both NaN: which of two NaNs' signs and payloads an addition keeps is left open by
 // IEEE 754 and differs between orders of operands.
-template <class Format>
-bool same_value(typename Format::Stored a, typename Format::Stored b) {
+template <class Type>
+bool same_value(typename Type::Stored a, typename Type::Stored b) {
   if (std::memcmp(&a, &b, sizeof(a)) == 0) return true;
-  return std::isnan(Format::decode(a)) && std::isnan(Format::decode(b));
+  return std::isnan(Type::decode(a)) && std::isnan(Type::decode(b));
 }
 
 }  // namespace tradewind

@@ -8,8 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "step/kernel_case.h"
-#include "step/sweep.h"
+#include "step/sweep_case.h"
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>
@@ -46,78 +45,85 @@ class Subnormals : public testing::TestWithParam<std::string_view> {
   [[nodiscard]] const Kernels& kernels() const { return kernels_for(GetParam()); }
 };
 
-template <class Format>
-std::vector<typename Format::Stored> subnormals(std::uint64_t seed, std::size_t num_elements) {
+StoredArray subnormals(Format format, std::uint64_t seed, std::size_t num_elements) {
   SplitMix random(seed);
-  std::vector<typename Format::Stored> values;
-  for (std::size_t i = 0; i < num_elements; ++i) {
-    values.push_back(
-        Format::encode(static_cast<double>(1 + random.below(60)) * smallest_value<Format>()));
-  }
-  return values;
+  std::vector<double> values;
+  visit_format(sampled_dtype(format), [&]<class Type>() {
+    for (std::size_t i = 0; i < num_elements; ++i) {
+      values.push_back(static_cast<double>(1 + random.below(60)) * smallest_value<Type>());
+    }
+  });
+  return encode_array(format, values);
 }
 
 TEST_P(Subnormals, SweepsKeepThemInEveryMode) {
-  const int rule_idx = find_rule("sgd_momentum");
-  const Update update{rule_idx, {0.5, 0.5, 0.0, 0.0, 0.0}, 2, false, 1.0};
-  for (int dtype = 0; dtype < kNumFloatingDTypes; ++dtype) {
-    visit_format(static_cast<DType>(dtype), [&]<class Format>() {
-      const KernelArrays<Format> before{
-          subnormals<Format>(1, 100), subnormals<Format>(2, 100), {subnormals<Format>(3, 100)}};
-      const auto expected = expected_arrays<Format>(update, before);
-      const auto kernel = kernels().sweep[rule_idx][dtype];
-      for (const unsigned mode : kModes) {
-        auto got = before;
-        const ScalarBlock scalars =
-            scalars_for(update.rule(), Format::kDType, update.options, 2, false);
-        bool is_unchanged = false;
-        {
-          const FloatingPointMode thread_mode(mode);
-          kernel({got.parameter.data(),
-                  got.gradient.data(),
-                  {got.states[0].data()},
-                  100,
-                  1.0,
-                  &scalars});
-          is_unchanged = thread_mode.is_unchanged();
-        }
-        EXPECT_TRUE(is_unchanged) << "mode " << mode;
-        EXPECT_EQ(got.parameter, expected.parameter) << "mode " << mode;
-        EXPECT_EQ(got.states[0], expected.states[0]) << "mode " << mode;
-        EXPECT_NE(got.parameter, before.parameter);
+  using enum Format;
+  Update update{find_rule("sgd_momentum"), {0.5, 0.5, 0.0, 0.0, 0.0}, 2, false, 1.0};
+  const Storage storages[] = {uniform_storage(kFloat32),
+                              uniform_storage(kFloat64),
+                              uniform_storage(kBFloat16),
+                              uniform_storage(kFloat16),
+                              {kBFloat16, Master::kSplit, kFloat32, {kStochasticBFloat16}}};
+  for (const Storage& storage : storages) {
+    UpdateArrays before{subnormals(storage.parameter, 1, 100),
+                        {},
+                        subnormals(storage.gradient, 2, 100),
+                        {subnormals(storage.states[0], 3, 100)},
+                        {}};
+    if (storage.master == Master::kSplit) {
+      encode_parameter(storage.master, decode_array<float>(subnormals(kFloat32, 4, 100)), before);
+    }
+    const Expected expected = expected_update(storage, update, Phase::kUpdate, before);
+    EXPECT_FALSE(expected.arrays.parameter == before.parameter);
+    for (const unsigned mode : kModes) {
+      bool is_unchanged = false;
+      UpdateArrays got;
+      {
+        const FloatingPointMode thread_mode(mode);
+        got = run_kernel({kernels(), storage, update}, before, nullptr);
+        is_unchanged = thread_mode.is_unchanged();
       }
-    });
+      EXPECT_TRUE(is_unchanged) << "mode " << mode;
+      EXPECT_TRUE(got == expected.arrays) << "mode " << mode;
+    }
   }
 }
 
 TEST_P(Subnormals, MeasuresKeepThemInEveryMode) {
   for (int dtype = 0; dtype < kNumFloatingDTypes; ++dtype) {
-    visit_format(static_cast<DType>(dtype), [&]<class Format>() {
-      const auto values = subnormals<Format>(4, 75);
-      double expected = 0.0;  // small integers times one square: every sum is exact
-      for (const auto value : values)
-        expected += double{Format::decode(value)} * Format::decode(value);
-      for (const unsigned mode : kModes) {
-        double sum = -1.0;
-        bool is_unchanged = false;
-        {
-          const FloatingPointMode thread_mode(mode);
-          kernels().measure[dtype](values.data(), 75, &sum);
-          is_unchanged = thread_mode.is_unchanged();
-        }
-        EXPECT_TRUE(is_unchanged) << "mode " << mode;
-        EXPECT_EQ(sum, expected) << "mode " << mode;
-        // Squares of float64 subnormals are zero in any mode.
-        EXPECT_EQ(sum > 0.0, Format::kDType != DType::kFloat64);
+    const StoredArray values = subnormals(static_cast<Format>(dtype), 4, 75);
+    double expected = 0.0;  // small integers times one square: every sum is exact
+    double largest = 0.0;
+    for (const double value : decode_array<double>(values)) {
+      expected += value * value;
+      largest = std::fmax(largest, value);
+    }
+    for (const unsigned mode : kModes) {
+      BlockMeasure block{-1.0, -1.0, -1};
+      bool is_unchanged = false;
+      {
+        const FloatingPointMode thread_mode(mode);
+        kernels().measure[dtype](values.bytes.data(), 75, &block);
+        is_unchanged = thread_mode.is_unchanged();
       }
-    });
+      EXPECT_TRUE(is_unchanged) << "mode " << mode;
+      EXPECT_EQ(block.sum_of_squares, expected) << "mode " << mode;
+      EXPECT_EQ(block.max_abs, largest) << "mode " << mode;
+      EXPECT_EQ(block.num_zeros, 0) << "mode " << mode;
+      // Squares of float64 subnormals are zero in any mode.
+      EXPECT_EQ(block.sum_of_squares > 0.0, static_cast<DType>(dtype) != DType::kFloat64);
+    }
   }
 }
 
 TEST_P(Subnormals, NormsKeepThemInEveryMode) {
   // Squares near 1e-320, and blocks and slots enough to add.
   std::vector<double> gradient(9000, 1e-160);
-  const SweepSlot slot{DType::kFloat64, nullptr, gradient.data(), {}, 9000, 0, 1.0, 0};
+  SweepSlot slot;
+  slot.dtype = DType::kFloat64;
+  slot.gradient_dtype = DType::kFloat64;
+  slot.gradient = gradient.data();
+  slot.num_elements = 9000;
   const std::vector<SweepSlot> slots{slot, slot};
   double sums[std::size(kModes)];
   double norms[std::size(kModes)];
@@ -139,6 +145,29 @@ TEST_P(Subnormals, NormsKeepThemInEveryMode) {
   EXPECT_GT(sums[0], 0.0);
   EXPECT_LT(sums[0], std::numeric_limits<double>::min());
   EXPECT_EQ(norms[0], std::sqrt(sums[0]));
+}
+
+// A norm near 1e-158, whose square is subnormal: the scale would be 1 where it were taken for zero.
+TEST_P(Subnormals, SweepsWithNormsKeepThemInEveryMode) {
+  SlotTable before;
+  before.add(DType::kFloat64, find_rule("lamb"), 5000);
+  SlotTable::Entry& entry = before.entries()[0];
+  entry.arrays.parameter = encode_array(Format::kFloat64, std::vector<double>(5000, 1e-160));
+  const UpdateArrays expected = expected_entry(entry, 1.0).arrays;
+  for (const unsigned mode : kModes) {
+    Sweep sweep;
+    SlotTable after;
+    bool is_unchanged = false;
+    {
+      const FloatingPointMode thread_mode(mode);
+      after = swept(before, 1.0, kernels(), kSerial, true, &sweep);
+      is_unchanged = thread_mode.is_unchanged();
+    }
+    EXPECT_TRUE(is_unchanged) << "mode " << mode;
+    EXPECT_TRUE(after.entries()[0].arrays == expected) << "mode " << mode;
+    EXPECT_GT(sweep.changes()[0].parameter_squares, 0.0) << "mode " << mode;
+    EXPECT_LT(sweep.changes()[0].parameter_squares, std::numeric_limits<double>::min());
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Subnormals, testing::ValuesIn(supported_isas()),

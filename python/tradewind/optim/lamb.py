@@ -1,0 +1,95 @@
+"""LAMB in two native passes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.optim.optimizer import ParamsT
+
+from tradewind.optim.fused import (
+    FusedOptimizer,
+    Masters,
+    Measuring,
+    StateDtype,
+    check_betas,
+    check_range,
+)
+
+
+class LAMB(FusedOptimizer):
+    """LAMB: Adam's direction, scaled per parameter to the parameter's norm, for large batches (You
+    et al., 2020, arXiv:1904.00962, algorithm 2, with the identity for its phi).
+
+    The ratio is 1 where the norm of the parameter or of its direction is 0.
+
+    Args:
+        params: as for :class:`tradewind.optim.AdamW`.
+        lr: learning rate, a float or a one-element tensor.
+        betas: decay of the running averages of the gradient and of its square, each in [0, 1).
+        eps: added to the denominator.
+        weight_decay: added to the direction, times the parameter, before it is scaled.
+        maximize: ascend instead of descend.
+        clip_norm, measure, masters, state_dtype, seed: see :class:`tradewind.optim.AdamW`.
+        foreach, fused: accepted and ignored: the step is always one pass.
+        capturable, differentiable: True raises NotImplementedError.
+
+    Raises:
+        ValueError: an option out of range, no parameters, or a parameter given twice.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 1e-2,
+        *,
+        clip_norm: float | None = None,
+        measure: Measuring = "step",
+        masters: Masters | None = None,
+        state_dtype: StateDtype | None = None,
+        seed: int = 0,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "maximize": maximize,
+            "foreach": foreach,
+            "capturable": capturable,
+            "differentiable": differentiable,
+            "fused": fused,
+        }
+        super().__init__(
+            params,
+            defaults,
+            clip_norm=clip_norm,
+            measure=measure,
+            masters=masters,
+            state_dtype=state_dtype,
+            seed=seed,
+        )
+
+    @staticmethod
+    def _rule_name(group: dict[str, Any]) -> str:
+        return "lamb"
+
+    @staticmethod
+    def _option_values(group: dict[str, Any]) -> list[float]:
+        beta1, beta2 = group["betas"]
+        return [float(x) for x in (group["lr"], beta1, beta2, group["eps"], group["weight_decay"])]
+
+    @staticmethod
+    def _check_group(group: dict[str, Any]) -> None:
+        check_range("lr", group["lr"], low=0.0)
+        check_range("eps", group["eps"], low=0.0)
+        check_range("weight_decay", group["weight_decay"], low=0.0)
+        check_betas(group["betas"])
