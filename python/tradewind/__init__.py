@@ -13,9 +13,14 @@ if TYPE_CHECKING:
     from tradewind import optim as optim
     from tradewind.engine import Engine as Engine
     from tradewind.engine import StepResult as StepResult
+    from tradewind.optim.recipe import LAMB as LAMB
     from tradewind.optim.recipe import SGD as SGD
+    from tradewind.optim.recipe import Adagrad as Adagrad
+    from tradewind.optim.recipe import Adam as Adam
     from tradewind.optim.recipe import AdamW as AdamW
+    from tradewind.optim.recipe import Lion as Lion
     from tradewind.optim.recipe import Recipe as Recipe
+    from tradewind.optim.recipe import RMSprop as RMSprop
     from tradewind.place import Place as Place
     from tradewind.place import place as place
     from tradewind.track import Histogram as Histogram
@@ -23,11 +28,16 @@ if TYPE_CHECKING:
     from tradewind.track import log as log
 
 _MODULE_OF = {
+    "Adagrad": "tradewind.optim.recipe",
+    "Adam": "tradewind.optim.recipe",
     "AdamW": "tradewind.optim.recipe",
     "Engine": "tradewind.engine",
     "Histogram": "tradewind.track",
     "Image": "tradewind.track",
+    "LAMB": "tradewind.optim.recipe",
+    "Lion": "tradewind.optim.recipe",
     "Place": "tradewind.place",
+    "RMSprop": "tradewind.optim.recipe",
     "Recipe": "tradewind.optim.recipe",
     "SGD": "tradewind.optim.recipe",
     "StepResult": "tradewind.engine",

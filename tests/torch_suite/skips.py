@@ -6,10 +6,6 @@ from dataclasses import dataclass
 
 # Patterns of test names (fnmatch) that do not run, and why.
 SKIPS = {
-    "test_complex_*": (
-        "Complex parameters are refused by name (`TypeError`): the rules are compiled for float32, "
-        "float64, bfloat16 and float16."
-    ),
     "test_rosenbrock_sparse_*": (
         "Sparse gradients are refused by name (`RuntimeError`): the step is one pass over dense "
         "memory."
@@ -54,9 +50,7 @@ ERRORS: dict[str, Raised | Accepted] = {
         ValueError,
     ),
     "does not support complex parameters": Raised(
-        "expected float32, float64, bfloat16 or float16",
-        "`TypeError`, as for every dtype that the rules are not compiled for.",
-        TypeError,
+        "expects a real matrix", "`ValueError`, as for any other shape.", ValueError
     ),
     "lr as Tensor doesn't work with foreach & not capturable": Accepted(
         "Accepted: `foreach` chooses nothing here."

@@ -10,8 +10,13 @@ from typing import Any, ClassVar
 
 import torch
 
+from tradewind.optim.adagrad import Adagrad as _Adagrad
+from tradewind.optim.adam import Adam as _Adam
 from tradewind.optim.adamw import AdamW as _AdamW
 from tradewind.optim.fused import FusedOptimizer
+from tradewind.optim.lamb import LAMB as _LAMB
+from tradewind.optim.lion import Lion as _Lion
+from tradewind.optim.rmsprop import RMSprop as _RMSprop
 from tradewind.optim.sgd import SGD as _SGD
 
 Selector = str | Sequence[str] | Callable[[str, torch.nn.Parameter], bool]
@@ -126,3 +131,33 @@ class SGD(Recipe):
     """`tw.optim.SGD` without its parameters: ``tw.SGD(lr=0.1, momentum=0.9)``."""
 
     optimizer_class = _SGD
+
+
+class Adam(Recipe):
+    """`tw.optim.Adam` without its parameters: ``tw.Adam(lr=1e-3)``."""
+
+    optimizer_class = _Adam
+
+
+class Lion(Recipe):
+    """`tw.optim.Lion` without its parameters: ``tw.Lion(lr=1e-4, weight_decay=0.1)``."""
+
+    optimizer_class = _Lion
+
+
+class LAMB(Recipe):
+    """`tw.optim.LAMB` without its parameters: ``tw.LAMB(lr=1e-3)``."""
+
+    optimizer_class = _LAMB
+
+
+class Adagrad(Recipe):
+    """`tw.optim.Adagrad` without its parameters: ``tw.Adagrad(lr=1e-2)``."""
+
+    optimizer_class = _Adagrad
+
+
+class RMSprop(Recipe):
+    """`tw.optim.RMSprop` without its parameters: ``tw.RMSprop(lr=1e-2)``."""
+
+    optimizer_class = _RMSprop

@@ -144,3 +144,13 @@ def test_trains(model: nn.Module) -> None:
     model(torch.ones(2, 4)).square().sum().backward()
     optimizer.step()
     assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["Adagrad", "Adam", "AdamW", "LAMB", "Lion", "RMSprop", "SGD"])
+def test_every_rule_has_a_recipe(name: str) -> None:
+    model = torch.nn.Linear(3, 2)
+    engine = tw.Engine(model, getattr(tw, name)(lr=1e-3), clip_norm=1.0)
+    before = model.weight.detach().clone()
+    engine.step(engine(torch.ones(4, 3)).sum())
+    assert not torch.equal(model.weight, before)
+    engine.close()
