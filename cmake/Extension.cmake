@@ -31,6 +31,9 @@ file(GLOB TRADEWIND_TORCH_OPENMP ${TRADEWIND_TORCH_ROOT}/lib/libgomp*.so*
   ${TRADEWIND_TORCH_ROOT}.libs/libgomp*.so*)
 
 add_library(tradewind_torch STATIC
+  csrc/torch/backward_update.cpp
+  csrc/torch/gradient_arena.cpp
+  csrc/torch/gradient_hooks.cpp
   csrc/torch/group_state.cpp
   csrc/torch/hot_measure.cpp
   csrc/torch/optimizer_table.cpp

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "bindings/register.h"
+#include "torch/backward_update.h"
 #include "torch/optimizer_table.h"
 
 namespace tradewind::bindings {
@@ -92,14 +93,30 @@ class Table : public OptimizerTable {
 // (option values, maximize, matrix options or None)
 using GroupTuple = std::tuple<std::vector<double>, bool, std::optional<MatrixOptions>>;
 
-void sweep(Table& table, const std::vector<GroupTuple>& groups, double gradient_multiplier,
-           bool wants_changes) {
-  const py::gil_scoped_release release;
+std::vector<GroupOptions> options_of(const std::vector<GroupTuple>& groups) {
   std::vector<GroupOptions> options;
   for (const auto& [values, maximize, matrix] : groups) {
     options.push_back({values, maximize, matrix.value_or(MatrixOptions{})});
   }
-  table.sweep(options, gradient_multiplier, wants_changes);
+  return options;
+}
+
+void sweep(Table& table, const std::vector<GroupTuple>& groups, double gradient_multiplier,
+           bool wants_changes) {
+  const py::gil_scoped_release release;
+  table.sweep(options_of(groups), gradient_multiplier, wants_changes);
+}
+
+constexpr std::pair<std::string_view, OptimizerTable::OnGradient> kOnGradient[] = {
+    {"measure", OptimizerTable::OnGradient::kMeasure},
+    {"sum", OptimizerTable::OnGradient::kSum},
+    {"update", OptimizerTable::OnGradient::kUpdate}};
+
+BackwardUpdate& backward_update_of(const Table& table) {
+  if (table.backward_update() == nullptr) {
+    fail(ErrorKind::kBadState, "update in backward: expected hook_gradients('update') before it");
+  }
+  return *table.backward_update();
 }
 
 py::typing::Dict<py::str, py::typing::List<py::float_>> statistics(const Table& table) {
@@ -129,6 +146,12 @@ void register_optimizer(py::module_& module) {
       .def_readonly("num_nonfinite", &MeasureResult::num_nonfinite)
       .def_readonly("first_nonfinite_name", &MeasureResult::first_nonfinite_name)
       .def_readonly("num_hot", &MeasureResult::num_hot);
+  py::class_<BackwardUpdate::Result>(module, "BackwardUpdateResult")
+      .def_readonly("norm", &BackwardUpdate::Result::norm)
+      .def_readonly("num_updated", &BackwardUpdate::Result::num_updated)
+      .def_readonly("num_withheld", &BackwardUpdate::Result::num_withheld)
+      .def_readonly("num_nonfinite", &BackwardUpdate::Result::num_nonfinite)
+      .def_readonly("first_nonfinite_name", &BackwardUpdate::Result::first_nonfinite_name);
   module.attr("NO_LONGER_FITS") = OptimizerTable::kNoLongerFits;
   py::class_<MatrixOptions>(module, "MatrixOptions")
       .def(py::init([](std::array<double, 3> coefficients, double eps, std::int64_t num_iterations,
@@ -157,23 +180,34 @@ void register_optimizer(py::module_& module) {
       .def("owns_states", &Table::owns_states)
       .def("sweep", &sweep, py::arg("groups"), py::arg("gradient_multiplier"),
            py::arg("wants_changes") = false)
+      .def("skip", &Table::skip)
       .def("statistics", &statistics,
            "Columns over the parameters that the last step went over, by name.")
       .def("release_gradients", &Table::release_gradients)
-      .def("enable_hot_measure", &Table::enable_hot_measure)
       .def(
-          "set_hot",
-          [](Table& self, bool enabled) {
-            if (self.hot_measure() != nullptr) self.hot_measure()->set_enabled(enabled);
+          "hook_gradients",
+          [](Table& self, const std::string& action) {
+            self.hook_gradients(choose("action", action, kOnGradient));
           },
-          py::arg("enabled"))
-      .def("install_hooks",
-           [](Table& self) {
-             if (self.hot_measure() != nullptr) self.hot_measure()->install();
+          py::arg("action"))
+      .def("set_hot", &Table::set_hot, py::arg("measures"))
+      .def("install_hooks", &Table::install_hooks)
+      .def("remove_hooks", &Table::remove_hooks)
+      .def("sum_gradients", &Table::sum_gradients, py::call_guard<py::gil_scoped_release>())
+      .def("missing_state_anywhere", &Table::missing_state_anywhere)
+      .def(
+          "begin_backward_update",
+          [](Table& self, const std::vector<GroupTuple>& groups, bool wants_changes) {
+            backward_update_of(self).begin(options_of(groups), wants_changes);
+          },
+          py::arg("groups"), py::arg("wants_changes"))
+      .def("is_updating",
+           [](const Table& self) {
+             return self.backward_update() != nullptr && self.backward_update()->is_begun();
            })
-      .def("remove_hooks", [](Table& self) {
-        if (self.hot_measure() != nullptr) self.hot_measure()->remove();
-      });
+      .def(
+          "end_backward_update", [](Table& self) { return backward_update_of(self).end(); },
+          py::call_guard<py::gil_scoped_release>());
   refuse_copies(table, "OptimizerTable");
 }
 

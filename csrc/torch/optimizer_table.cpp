@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "step/stored_array.h"
+#include "torch/backward_update.h"
 #include "torch/parallel.h"
 #include "torch/slot_tensor.h"
 
@@ -104,6 +105,12 @@ at::Tensor copy_laid_out_like(const at::Tensor& source, const at::Tensor& like) 
   return copy.copy_(plain);
 }
 
+// A graph that saved the parameter stays good where nothing changes.
+void write_if_other(const at::Tensor& parameter, const at::Tensor& values) {
+  const at::Tensor plain = parameter.detach();
+  if (!plain.equal(values)) plain.copy_(values);
+}
+
 // Bits that say "read me differently": the memory alone is not the value.
 bool is_lazy_view(const at::Tensor& tensor) { return tensor.is_neg() || tensor.is_conj(); }
 
@@ -157,15 +164,20 @@ void OptimizerTable::add_group(std::string_view rule_name,
       std::make_unique<Group>(Group{rule_idx, GroupState(rule, dtypes, shapes, storage_)}));
   parameters_.insert(parameters_.end(), parameters.begin(), parameters.end());
   std::move(entries.begin(), entries.end(), std::back_inserter(entries_));
-  if (hot_measure_) enable_hot_measure();
+  if (hooks_) hook_gradients(on_gradient_);
 }
 
-std::int64_t OptimizerTable::collect() {
+void OptimizerTable::begin_collecting() {
   active_.clear();
   active_entries_.clear();
   held_gradients_.clear();
   write_backs_.clear();
   has_measure_ = false;
+}
+
+std::int64_t OptimizerTable::collect() {
+  sum_gradients();
+  begin_collecting();
   std::vector<const void*> memory;
   memory.reserve(parameters_.size());
   for (std::size_t idx = 0; idx < entries_.size(); ++idx) {
@@ -176,10 +188,19 @@ std::int64_t OptimizerTable::collect() {
   return static_cast<std::int64_t>(active_.size());
 }
 
+std::int64_t OptimizerTable::collect_some(std::span<const std::size_t> parameter_idx) {
+  begin_collecting();
+  for (const std::size_t idx : parameter_idx) {
+    if (!take_gradient(idx)) return kNoLongerFits;
+  }
+  return static_cast<std::int64_t>(active_.size());
+}
+
 bool OptimizerTable::take_gradient(std::size_t idx) {
   const at::Tensor& parameter = parameters_[idx];
   const Entry& entry = entries_[idx];
-  at::Tensor gradient = parameter.grad();
+  const bool is_summed = gradient_arena_ && gradient_arena_->holds(idx);
+  at::Tensor gradient = is_summed ? gradient_arena_->sum(idx) : parameter.grad();
   if (!gradient.defined()) return true;
   check_gradient(parameter, gradient, entry.name);
   if (!parameter.device().is_cpu()) {
@@ -250,8 +271,7 @@ const Measure& OptimizerTable::measure() {
   measure_.begin(active_);
   num_hot_ = 0;
   for (std::size_t i = 0; i < active_.size() && hot_measure_; ++i) {
-    const auto blocks =
-        hot_measure_->blocks_for(static_cast<std::int64_t>(active_entries_[i]), held_gradients_[i]);
+    const auto blocks = hot_measure_->blocks_for(active_entries_[i], held_gradients_[i]);
     if (blocks.empty()) continue;
     measure_.adopt(static_cast<std::int64_t>(i), blocks);
     ++num_hot_;
@@ -270,6 +290,17 @@ std::vector<std::int64_t> OptimizerTable::missing_state() const {
   std::vector<std::int64_t> missing;
   for (const std::size_t idx : active_entries_) {
     if (!entries_[idx].has_state && !groups_[entries_[idx].group_idx]->state.is_empty()) {
+      missing.push_back(static_cast<std::int64_t>(idx));
+    }
+  }
+  return missing;
+}
+
+std::vector<std::int64_t> OptimizerTable::missing_state_anywhere() const {
+  std::vector<std::int64_t> missing;
+  for (std::size_t idx = 0; idx < entries_.size(); ++idx) {
+    if (parameters_[idx].requires_grad() && !entries_[idx].has_state &&
+        !groups_[entries_[idx].group_idx]->state.is_empty()) {
       missing.push_back(static_cast<std::int64_t>(idx));
     }
   }
@@ -331,11 +362,11 @@ void OptimizerTable::set_master(std::int64_t parameter_idx, const at::Tensor& va
     split_floats(static_cast<const float*>(floats.const_data_ptr()), floats.numel(),
                  static_cast<std::uint16_t*>(high.mutable_data_ptr()),
                  static_cast<std::uint16_t*>(slot.master_data));
-    parameter.detach().copy_(high);
+    write_if_other(parameter, high);
   } else {
     std::memcpy(slot.master_data, floats.const_data_ptr(),
                 static_cast<std::size_t>(floats.numel()) * sizeof(float));
-    parameter.detach().copy_(floats);
+    write_if_other(parameter, floats.to(parameter.scalar_type()));
   }
   entry.version = version_of(parameter);
 }
@@ -462,6 +493,11 @@ void OptimizerTable::sweep(const std::vector<GroupOptions>& groups, double gradi
   write_backs_.clear();
 }
 
+void OptimizerTable::skip() {
+  take_statistics(false);
+  begin_collecting();
+}
+
 void OptimizerTable::take_statistics(bool has_changes) {
   statistics_.clear();
   for (std::size_t i = 0; i < active_.size(); ++i) {
@@ -473,15 +509,54 @@ void OptimizerTable::take_statistics(bool has_changes) {
 }
 
 void OptimizerTable::release_gradients() {
-  held_gradients_.clear();
-  active_.clear();
-  active_entries_.clear();
+  begin_collecting();
+  if (gradient_arena_) gradient_arena_->clear();
   for (const at::Tensor& parameter : parameters_) parameter.mutable_grad().reset();
 }
 
-void OptimizerTable::enable_hot_measure() {
-  hot_measure_ = std::make_unique<HotMeasure>(parameters_);
-  hot_measure_->install();
+const std::string& OptimizerTable::name(std::size_t idx) const { return entries_[idx].name; }
+
+void OptimizerTable::hook_gradients(OnGradient action) {
+  hooks_.reset();
+  on_gradient_ = action;
+  hot_measure_ = std::make_unique<HotMeasure>(parameters_.size());
+  gradient_arena_ =
+      action == OnGradient::kSum ? std::make_unique<GradientArena>(parameters_) : nullptr;
+  backward_update_ =
+      action == OnGradient::kUpdate ? std::make_unique<BackwardUpdate>(*this) : nullptr;
+  hooks_ = std::make_unique<GradientHooks>(parameters_,
+                                           [this](std::size_t idx, const at::Tensor& parameter) {
+                                             if (backward_update_) {
+                                               backward_update_->arrive(idx);
+                                             } else {
+                                               take_hot(idx, parameter);
+                                             }
+                                           });
+  hooks_->install();
+}
+
+void OptimizerTable::take_hot(std::size_t idx, const at::Tensor& parameter) {
+  if (gradient_arena_ && gradient_arena_->holds(idx)) {
+    gradient_arena_->ingest(idx, parameter, *hot_measure_, measures_hot_);
+  } else if (measures_hot_) {
+    hot_measure_->take(idx, parameter);
+  }
+}
+
+void OptimizerTable::install_hooks() {
+  if (hooks_) hooks_->install();
+}
+
+void OptimizerTable::remove_hooks() noexcept {
+  if (hooks_) hooks_->remove();
+}
+
+void OptimizerTable::sum_gradients() {
+  for (std::size_t idx = 0; gradient_arena_ && idx < parameters_.size(); ++idx) {
+    if (gradient_arena_->holds(idx)) {
+      gradient_arena_->ingest(idx, parameters_[idx], *hot_measure_, false);
+    }
+  }
 }
 
 }  // namespace tradewind

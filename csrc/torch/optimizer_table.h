@@ -11,11 +11,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "step/sweep.h"
+#include "torch/gradient_arena.h"
+#include "torch/gradient_hooks.h"
 #include "torch/group_state.h"
 #include "torch/hot_measure.h"
 #include "torch/orthogonalize.h"
@@ -28,6 +31,8 @@ struct GroupOptions {
   bool maximize = false;
   MatrixOptions matrix = {};  // for a rule that needs whole matrices
 };
+
+class BackwardUpdate;
 
 class OptimizerTable {
  public:
@@ -48,6 +53,9 @@ class OptimizerTable {
   // table then. Throws naming the parameter for a gradient that is sparse, or of another dtype,
   // device or shape.
   std::int64_t collect();
+  // The same for some parameters, in ascending order.
+  std::int64_t collect_some(std::span<const std::size_t> parameter_idx);
+  [[nodiscard]] const std::vector<std::size_t>& collected() const { return active_entries_; }
   // Measures what collect() took, from hot sums where they still hold.
   const Measure& measure();
   [[nodiscard]] std::int64_t num_hot() const { return num_hot_; }
@@ -55,6 +63,8 @@ class OptimizerTable {
   [[nodiscard]] std::string first_nonfinite_name() const;
   // Indices (over all groups, in order of addition) of collected parameters that have no state yet.
   [[nodiscard]] std::vector<std::int64_t> missing_state() const;
+  // The same for all parameters that require a gradient.
+  [[nodiscard]] std::vector<std::int64_t> missing_state_anywhere() const;
 
   // Gives a parameter its state, zero but for a master, which takes the parameter's value.
   // `is_first`: the next sweep is the rule's first for this parameter; false where the caller fills
@@ -71,6 +81,8 @@ class OptimizerTable {
   // NaN or too few.
   void sweep(const std::vector<GroupOptions>& groups, double gradient_multiplier,
              bool wants_changes = false);
+  // In place of a sweep: the step is vetoed. statistics() then know the gradients alone.
+  void skip();
   // What the last collect(), measure() and sweep() say of each parameter that had a gradient.
   struct ParameterStatistics {
     std::int64_t parameter_idx;
@@ -79,17 +91,41 @@ class OptimizerTable {
     SlotChange change;
   };
   [[nodiscard]] const std::vector<ParameterStatistics>& statistics() const { return statistics_; }
+  void set_statistics(std::vector<ParameterStatistics> statistics) {
+    statistics_ = std::move(statistics);
+  }
   // Drops every gradient, as zero_grad(set_to_none=True) does.
   void release_gradients();
 
-  void enable_hot_measure();
-  [[nodiscard]] HotMeasure* hot_measure() const { return hot_measure_.get(); }
+  // --- backward ---
+  // What hooks do with a gradient as soon as it is there.
+  enum class OnGradient : std::uint8_t {
+    kMeasure,  // while it is hot in cache
+    kSum,      // 16-bit ones into float32 sums, the others as kMeasure
+    kUpdate,   // the step itself, between backward_update().begin() and end()
+  };
+  void hook_gradients(OnGradient action);
+  void install_hooks();
+  void remove_hooks() noexcept;
+  // Whether gradients are measured as they arrive: not in microbatches before the last.
+  void set_hot(bool measures) { measures_hot_ = measures; }
+  // Sums gradients whose hook did not fire.
+  void sum_gradients();
+  // Null unless hooked with kUpdate.
+  [[nodiscard]] BackwardUpdate* backward_update() const { return backward_update_.get(); }
+
+  [[nodiscard]] std::size_t num_parameters() const { return parameters_.size(); }
+  [[nodiscard]] const at::Tensor& parameter(std::size_t idx) const { return parameters_[idx]; }
+  [[nodiscard]] const std::string& name(std::size_t idx) const;
+  // Throws where a group's options are NaN or too few.
+  void check_options(const std::vector<GroupOptions>& groups) const;
 
  private:
   struct Group;
   struct Entry;
 
-  void check_options(const std::vector<GroupOptions>& groups) const;
+  void begin_collecting();
+  void take_hot(std::size_t idx, const at::Tensor& parameter);
   void take_statistics(bool has_changes);
   void refresh_master(std::size_t idx);
   void check_overlap(std::vector<const void*> memory);
@@ -114,7 +150,13 @@ class OptimizerTable {
   bool has_measure_ = false;
   std::vector<ParameterStatistics> statistics_;
   std::int64_t num_hot_ = 0;
+  OnGradient on_gradient_ = OnGradient::kMeasure;
+  bool measures_hot_ = true;
   std::unique_ptr<HotMeasure> hot_measure_;
+  std::unique_ptr<GradientArena> gradient_arena_;
+  std::unique_ptr<BackwardUpdate> backward_update_;
+  // Last, so that no hook finds the rest gone.
+  std::unique_ptr<GradientHooks> hooks_;
 };
 
 }  // namespace tradewind
