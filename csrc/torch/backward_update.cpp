@@ -19,11 +19,11 @@ constexpr std::int64_t kWaitingElements = 256 * 1024;
 }  // namespace
 
 void BackwardUpdate::begin(std::vector<GroupOptions> groups, bool wants_changes) {
-  table_.check_options(groups);
+  table_.parameters().check_options(groups);
   groups_ = std::move(groups);
   wants_changes_ = wants_changes;
   step_thread_ = std::this_thread::get_id();
-  has_arrived_.assign(table_.num_parameters(), 0);
+  has_arrived_.assign(table_.parameters().size(), 0);
   waiting_.clear();
   num_waiting_elements_ = 0;
   statistics_.clear();
@@ -35,13 +35,13 @@ void BackwardUpdate::arrive(std::size_t idx) {
   const std::scoped_lock lock(mutex_);
   if (!is_begun_) return;
   if (has_arrived_[idx] != 0) {
-    fail(ErrorKind::kBadState, "parameter '", table_.name(idx),
+    fail(ErrorKind::kBadState, "parameter '", table_.parameters().entry(idx).name,
          "': its gradient arrived twice in one backward, and the first part is applied already; "
          "call torch.utils.checkpoint with use_reentrant=False, or use update='after-backward'");
   }
   has_arrived_[idx] = 1;
   waiting_.push_back(idx);
-  num_waiting_elements_ += table_.parameter(idx).numel();
+  num_waiting_elements_ += table_.parameters().tensors()[idx].numel();
   const bool is_step_thread = std::this_thread::get_id() == step_thread_;
   if (is_step_thread && num_waiting_elements_ >= kWaitingElements) flush();
 }
@@ -53,22 +53,22 @@ void BackwardUpdate::flush() {
 
 void BackwardUpdate::apply(std::vector<std::size_t> idx) {
   std::sort(idx.begin(), idx.end());
-  if (table_.collect_some(idx) == OptimizerTable::kNoLongerFits) {
+  if (table_.collect_some(idx) == OptimizerParameters::kNoLongerFits) {
     fail(ErrorKind::kBadState, "a parameter's shape or strides changed during backward");
   }
-  const Measure* measured = &table_.measure();
-  if (measured->num_nonfinite() > 0) {
-    result_.num_nonfinite += measured->num_nonfinite();
+  const Measure& measured = table_.measure();
+  if (measured.num_nonfinite() > 0) {
+    result_.num_nonfinite += measured.num_nonfinite();
     if (result_.first_nonfinite_name.empty()) {
       result_.first_nonfinite_name = table_.first_nonfinite_name();
     }
-    const std::vector<std::size_t> collected = table_.collected();
     std::vector<std::size_t> good;
+    const auto& collected = table_.parameters().collected();
     for (std::size_t i = 0; i < collected.size(); ++i) {
-      if (std::isfinite(measured->slots()[i].max_abs)) {
-        good.push_back(collected[i]);
+      if (std::isfinite(measured.slots()[i].max_abs)) {
+        good.push_back(collected[i].idx);
       } else {
-        table_.parameter(collected[i]).mutable_grad().reset();
+        table_.parameters().tensors()[collected[i].idx].mutable_grad().reset();
         ++result_.num_withheld;
       }
     }
@@ -76,10 +76,10 @@ void BackwardUpdate::apply(std::vector<std::size_t> idx) {
     (void)table_.measure();
     idx = std::move(good);
   }
-  result_.num_updated += static_cast<std::int64_t>(table_.collected().size());
+  result_.num_updated += static_cast<std::int64_t>(table_.parameters().collected().size());
   table_.sweep(groups_, 1.0, wants_changes_);
   statistics_.insert(statistics_.end(), table_.statistics().begin(), table_.statistics().end());
-  for (const std::size_t i : idx) table_.parameter(i).mutable_grad().reset();
+  for (const std::size_t i : idx) table_.parameters().tensors()[i].mutable_grad().reset();
 }
 
 BackwardUpdate::Result BackwardUpdate::end() {

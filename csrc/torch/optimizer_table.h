@@ -1,81 +1,47 @@
-// The native half of an optimizer on the CPU: which parameters it steps, their state in arenas, and
-// one step over all of them. It holds the parameters (not their memory, which is theirs to change)
-// and owns the state arenas; state tensors handed out keep their arena alive. One thread at a time:
-// the one that runs forward and step.
+// The native half of an optimizer on the CPU: its parameters with their state in arenas, and one
+// step over all of them. One thread at a time: the one that runs forward and step.
 //
 // A step is collect() -> measure() (optional) -> add_state() for what missing_state() lists ->
 // sweep(). Nothing of the model changes before sweep().
 #pragma once
-
-#include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "step/sweep.h"
 #include "torch/gradient_arena.h"
 #include "torch/gradient_hooks.h"
-#include "torch/group_state.h"
 #include "torch/hot_measure.h"
-#include "torch/orthogonalize.h"
+#include "torch/optimizer_parameters.h"
 
 namespace tradewind {
-
-// What one param group sets for one step, in the order of its rule's option_names.
-struct GroupOptions {
-  std::vector<double> values;
-  bool maximize = false;
-  MatrixOptions matrix = {};  // for a rule that needs whole matrices
-};
 
 class BackwardUpdate;
 
 class OptimizerTable {
  public:
-  static constexpr std::int64_t kNoLongerFits = -1;
-
   explicit OptimizerTable(const StorageOptions& storage = {});
   ~OptimizerTable();
   OptimizerTable(const OptimizerTable&) = delete;
   OptimizerTable& operator=(const OptimizerTable&) = delete;
 
-  // Adds a param group; group indices count from 0. Throws Error naming the parameter for one that
-  // is not a strided CPU tensor of a floating or complex dtype, or that the storage does not fit.
   void add_group(std::string_view rule_name, const std::vector<at::Tensor>& parameters,
                  const std::vector<std::string>& names);
+  [[nodiscard]] OptimizerParameters& parameters() { return parameters_; }
 
-  // Takes up this step's gradients. Returns how many parameters have one, or kNoLongerFits where a
-  // parameter's shape or strides are no longer those that its state was laid out for: make a new
-  // table then. Throws naming the parameter for a gradient that is sparse, or of another dtype,
-  // device or shape.
+  // As OptimizerParameters has them.
   std::int64_t collect();
-  // The same for some parameters, in ascending order.
   std::int64_t collect_some(std::span<const std::size_t> parameter_idx);
-  [[nodiscard]] const std::vector<std::size_t>& collected() const { return active_entries_; }
   // Measures what collect() took, from hot sums where they still hold.
   const Measure& measure();
   [[nodiscard]] std::int64_t num_hot() const { return num_hot_; }
   // The first parameter with a NaN or infinite gradient after measure(); empty if there is none.
   [[nodiscard]] std::string first_nonfinite_name() const;
-  // Indices (over all groups, in order of addition) of collected parameters that have no state yet.
-  [[nodiscard]] std::vector<std::int64_t> missing_state() const;
-  // The same for all parameters that require a gradient.
-  [[nodiscard]] std::vector<std::int64_t> missing_state_anywhere() const;
-
-  // Gives a parameter its state, zero but for a master, which takes the parameter's value.
-  // `is_first`: the next sweep is the rule's first for this parameter; false where the caller fills
-  // the state from elsewhere.
-  std::vector<NamedTensor> add_state(std::int64_t parameter_idx, bool is_first);
-  // Sets a state from float values of the parameter's shape, in whatever way it is stored.
-  void set_state(std::int64_t parameter_idx, std::int64_t state_idx, const at::Tensor& values);
-  // Sets a master from float32 values, and the parameter to their rounding.
-  void set_master(std::int64_t parameter_idx, const at::Tensor& values);
-  // A master's values in float32, or a state's; undefined where there is no master.
-  [[nodiscard]] at::Tensor master_values(std::int64_t parameter_idx) const;
 
   // Applies the rules to what collect() took. Throws before any change where a group's options are
   // NaN or too few.
@@ -114,36 +80,14 @@ class OptimizerTable {
   // Null unless hooked with kUpdate.
   [[nodiscard]] BackwardUpdate* backward_update() const { return backward_update_.get(); }
 
-  [[nodiscard]] std::size_t num_parameters() const { return parameters_.size(); }
-  [[nodiscard]] const at::Tensor& parameter(std::size_t idx) const { return parameters_[idx]; }
-  [[nodiscard]] const std::string& name(std::size_t idx) const;
-  // Throws where a group's options are NaN or too few.
-  void check_options(const std::vector<GroupOptions>& groups) const;
-
  private:
-  struct Group;
-  struct Entry;
-
-  void begin_collecting();
+  void bind_slots();
   void take_hot(std::size_t idx, const at::Tensor& parameter);
   void take_statistics(bool has_changes);
-  void refresh_master(std::size_t idx);
-  void check_overlap(std::vector<const void*> memory);
-  [[nodiscard]] bool take_gradient(std::size_t idx);
   void make_scalars(const std::vector<GroupOptions>& groups);
 
-  StorageOptions storage_;
-  std::vector<std::unique_ptr<Group>> groups_;
-  std::vector<at::Tensor> parameters_;
-  std::vector<Entry> entries_;
-  std::vector<SweepSlot> active_;
-  std::vector<std::size_t> active_entries_;
-  std::vector<at::Tensor> held_gradients_;
-  struct WriteBack {
-    at::Tensor parameter, dense;
-  };
-  std::vector<WriteBack> write_backs_;
-  std::vector<const void*> checked_memory_;
+  OptimizerParameters parameters_;
+  std::vector<SweepSlot> slots_;  // of what collect() took
   std::vector<ScalarBlock> scalars_;
   Measure measure_;
   Sweep sweep_;
