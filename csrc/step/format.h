@@ -71,17 +71,26 @@ TRADEWIND_RULE std::uint16_t to_bfloat16(float value) {
   return static_cast<std::uint16_t>(value != value ? 0x7FC0U : rounded);
 }
 
-// 32 bits for one element of one parameter at one step. The key holds seed, step and parameter
-// (random_key()); the mixing is Chris Wellons' "lowbias32" integer hash (public domain).
-TRADEWIND_RULE std::uint32_t random_bits(std::uint32_t key, std::int64_t element) {
-  auto x = static_cast<std::uint32_t>(element) ^ key;
-  x ^= static_cast<std::uint32_t>(static_cast<std::uint64_t>(element) >> 32U) * 0x9E3779B9U;
+// Chris Wellons' "lowbias32" integer hash (public domain).
+TRADEWIND_RULE std::uint32_t mix_bits(std::uint32_t x) {
   x ^= x >> 16U;
   x *= 0x7FEB352DU;
   x ^= x >> 15U;
   x *= 0x846CA68BU;
   x ^= x >> 16U;
   return x;
+}
+
+// What random_bits() makes of its key for an element and those that share its upper 32 bits: loops
+// over a few elements then count in 32 bits.
+TRADEWIND_RULE std::uint32_t random_key_near(std::uint32_t key, std::int64_t element) {
+  return key ^ static_cast<std::uint32_t>(static_cast<std::uint64_t>(element) >> 32U) * 0x9E3779B9U;
+}
+
+// 32 bits for one element of one parameter at one step. The key holds seed, step and parameter
+// (random_key()).
+TRADEWIND_RULE std::uint32_t random_bits(std::uint32_t key, std::int64_t element) {
+  return mix_bits(static_cast<std::uint32_t>(element) ^ random_key_near(key, element));
 }
 
 // SplitMix64's finalizer (Steele, Lea and Flood, 2014) over the three.

@@ -6,6 +6,10 @@
 // A rule is compiled for float and double arrays alone. Other formats are decoded into a buffer in
 // L1 and encoded from it, a chunk at a time, so that rules and formats add up instead of
 // multiplying; arrays that are float32 already are worked on where they lie.
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
 #include "arena/layout.h"
 #include "base/subnormals.h"
 #include "step/kernels.h"
@@ -57,6 +61,20 @@ void decode_as(const void* stored, std::int64_t count, T* __restrict out) {
   for (std::int64_t i = 0; i < count; ++i) out[i] = static_cast<T>(Type::load(typed[i]));
 }
 
+#if defined(__F16C__)
+// The compiler converts _Float16 one by one; these are the same conversions, eight at a time.
+template <>
+void decode_as<float, Float16>(const void* stored, std::int64_t count, float* __restrict out) {
+  const auto* __restrict typed = static_cast<const _Float16*>(stored);
+  std::int64_t i = 0;
+  for (; i + 8 <= count; i += 8) {
+    const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(typed + i));
+    _mm256_storeu_ps(out + i, _mm256_cvtph_ps(half));
+  }
+  for (; i < count; ++i) out[i] = Float16::load(typed[i]);
+}
+#endif
+
 template <class T, class Type>
 void encode_as(const T* __restrict values, std::int64_t count, void* stored) {
   auto* __restrict typed = static_cast<typename Type::Stored*>(stored);
@@ -64,6 +82,19 @@ void encode_as(const T* __restrict values, std::int64_t count, void* stored) {
     typed[i] = Type::store(static_cast<typename Type::Compute>(values[i]));
   }
 }
+
+#if defined(__F16C__)
+template <>
+void encode_as<float, Float16>(const float* __restrict values, std::int64_t count, void* stored) {
+  auto* __restrict typed = static_cast<_Float16*>(stored);
+  std::int64_t i = 0;
+  for (; i + 8 <= count; i += 8) {
+    const __m128i half = _mm256_cvtps_ph(_mm256_loadu_ps(values + i), _MM_FROUND_TO_NEAREST_INT);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(typed + i), half);
+  }
+  for (; i < count; ++i) typed[i] = Float16::store(values[i]);
+}
+#endif
 
 template <class T, bool kHasSign>
 void decode_blocks(const void* stored, const std::uint8_t* exponents, std::int64_t count,
@@ -370,9 +401,12 @@ void sweep(const SweepRange& range) {
     if constexpr (kWritesParameter) parameter.close(offset, chunk.count, chunk.parameter);
     if constexpr (kPhase == Phase::kUpdate) {
       if (is_random) {
-        for (std::int64_t i = 0; i < chunk.count; ++i) {
-          random[i] = random_bits(range.random_key, range.first_element + offset + i);
-        }
+        // A chunk begins at a multiple of its length, so the upper 32 bits are one for all of it.
+        const std::int64_t first = range.first_element + offset;
+        const std::uint32_t key = random_key_near(range.random_key, first);
+        const auto low = static_cast<std::uint32_t>(first);
+        const auto count = static_cast<std::uint32_t>(chunk.count);
+        for (std::uint32_t i = 0; i < count; ++i) random[i] = mix_bits((low + i) ^ key);
       }
       for (int s = 0; s < Rule::kNumStates; ++s) {
         states[s].close(offset, chunk.count, chunk.states[s], random, s);
