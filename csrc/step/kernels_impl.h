@@ -495,6 +495,12 @@ BlockMeasure measure_block(const typename Type::Stored* values, std::int64_t num
   return {halve_lanes(lanes), static_cast<double>(max_abs), num_zeros};
 }
 
+// float16 goes through decode_as(), which converts several at a time.
+template <class Type>
+inline constexpr bool kIsDecodedFirst = false;
+template <>
+inline constexpr bool kIsDecodedFirst<Float16> = true;
+
 template <class Type>
 void measure(const void* values, std::int64_t num_elements, BlockMeasure* blocks) {
   const KeepSubnormals keep_subnormals;
@@ -502,8 +508,14 @@ void measure(const void* values, std::int64_t num_elements, BlockMeasure* blocks
   const auto* typed = static_cast<const typename Type::Stored*>(values);
   for (std::int64_t begin = 0; begin < num_elements; begin += kNormBlockElements) {
     const std::int64_t left = num_elements - begin;
-    *blocks++ =
-        measure_block<Type>(typed + begin, left < kNormBlockElements ? left : kNormBlockElements);
+    const std::int64_t count = left < kNormBlockElements ? left : kNormBlockElements;
+    if constexpr (kIsDecodedFirst<Type>) {
+      alignas(64) float values_of_block[kNormBlockElements];
+      decode_as<float, Type>(typed + begin, count, values_of_block);
+      *blocks++ = measure_block<Float32>(values_of_block, count);
+    } else {
+      *blocks++ = measure_block<Type>(typed + begin, count);
+    }
   }
 }
 
@@ -518,7 +530,11 @@ void ingest(const void* values, std::int64_t num_elements, bool overwrites, floa
     float* __restrict to = sum + begin;
     const typename Type::Stored* __restrict from = typed + begin;
     if (overwrites) {
-      for (std::int64_t i = 0; i < count; ++i) to[i] = Type::load(from[i]);
+      decode_as<float, Type>(from, count, to);
+    } else if constexpr (kIsDecodedFirst<Type>) {
+      alignas(64) float values_of_block[kNormBlockElements];
+      decode_as<float, Type>(from, count, values_of_block);
+      for (std::int64_t i = 0; i < count; ++i) to[i] += values_of_block[i];
     } else {
       for (std::int64_t i = 0; i < count; ++i) to[i] += Type::load(from[i]);
     }
