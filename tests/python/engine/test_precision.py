@@ -45,7 +45,7 @@ def reference_losses(
         with torch.no_grad():
             for p, master in zip(model.parameters(), masters, strict=True):
                 p.copy_(master)
-        losses.append(float(loss))
+        losses.append(loss.item())
     return losses
 
 
@@ -180,6 +180,32 @@ def test_small_state_trains(precision: str, state_dtype: str) -> None:
     losses_of(engine, 2)
     expected = {"fp32": torch.float32, "bf16": torch.bfloat16, "8bit": torch.uint8}[state_dtype]
     assert {s["exp_avg"].dtype for s in engine.optimizer.state.values()} == {expected}
+
+
+# docs/precision.md; the exponents of 8-bit state are two bytes for 256 elements.
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"precision": "fp32"}, 12),
+        ({"precision": "amp-bf16"}, 12),
+        ({"precision": "amp-fp16"}, 12),
+        ({"precision": "bf16"}, 14),
+        ({"precision": "fp16"}, 14),
+        ({"precision": "bf16", "masters": "split"}, 12),
+        ({"precision": "fp32", "state_dtype": "bf16"}, 8),
+        ({"precision": "bf16", "state_dtype": "8bit"}, 8 + 2 / 256),
+        ({"precision": "bf16", "masters": "split", "state_dtype": "8bit"}, 6 + 2 / 256),
+    ],
+)
+def test_bytes_kept_per_parameter(options: dict[str, str], expected: float) -> None:
+    size = 256
+    model = nn.Linear(size, size, bias=False)
+    engine = tw.Engine(model, tw.AdamW(lr=1e-3), **options)
+    assert engine.step(engine(torch.randn(2, size)).mean()).applied
+    state = engine.optimizer.state[model.weight]
+    kept = sum(value.nbytes for name, value in state.items() if name != "step")
+    assert (model.weight.nbytes + kept) / size**2 == expected
+    assert model.weight.grad is None
 
 
 def test_an_optimizer_made_before_keeps_its_state() -> None:
