@@ -26,7 +26,10 @@ def test_bad_state_is_runtime_error() -> None:
     table = native.OptimizerTable()
     table.add_group("sgd", [parameter], ["weight"])
     parameter.grad = torch.zeros(3).to_sparse()
-    with pytest.raises(RuntimeError, match=r"parameter 'weight': sparse gradients are not supported; use sparse=False"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"parameter 'weight': sparse gradients are not supported; use sparse=False",
+    ):
         table.collect()
 
 
