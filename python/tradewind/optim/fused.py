@@ -11,6 +11,7 @@ from operator import is_
 from typing import Any, ClassVar, Literal, get_args, overload
 
 import torch
+from torch._compile import _disable_dynamo
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from tradewind._core import native
@@ -195,6 +196,9 @@ class FusedOptimizer(Optimizer):
     @overload
     def step(self, closure: Callable[[], float]) -> float: ...
 
+    # One graph break under torch.compile, as the native pass holds nothing to trace. Unlike
+    # torch.compiler.disable, this one imports the compiler at the first call alone.
+    @_disable_dynamo
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Update every parameter that has a gradient. Returns the closure's loss, if one is given.
