@@ -31,12 +31,18 @@ file(GLOB TRADEWIND_TORCH_OPENMP ${TRADEWIND_TORCH_ROOT}/lib/libgomp*.so*
   ${TRADEWIND_TORCH_ROOT}.libs/libgomp*.so*)
 
 add_library(tradewind_torch STATIC
+  csrc/torch/backward_update.cpp
+  csrc/torch/gradient_arena.cpp
+  csrc/torch/gradient_hooks.cpp
   csrc/torch/group_state.cpp
   csrc/torch/hot_measure.cpp
+  csrc/torch/optimizer_parameters.cpp
   csrc/torch/optimizer_table.cpp
   csrc/torch/orthogonalize.cpp
   csrc/torch/parameter_arena.cpp
+  csrc/torch/parameter_checks.cpp
   csrc/torch/slot_tensor.cpp
+  csrc/torch/zeroed_memory.cpp
   $<TARGET_OBJECTS:tradewind_parallel>)
 target_link_libraries(tradewind_torch PUBLIC tradewind_core tradewind_libtorch)
 # torch's own headers trip -Wconversion inside inline functions that our units instantiate.

@@ -1,15 +1,10 @@
-#include <pybind11/stl.h>
-#include <pybind11/typing.h>
-#include <torch/csrc/utils/pybind.h>
-
 #include <array>
-#include <optional>
 #include <string_view>
-#include <tuple>
 #include <utility>
 
-#include "base/error.h"
 #include "bindings/register.h"
+#include "bindings/state_tables.h"
+#include "torch/backward_update.h"
 #include "torch/optimizer_table.h"
 
 namespace tradewind::bindings {
@@ -24,82 +19,30 @@ struct MeasureResult {
   std::int64_t num_hot = 0;
 };
 
-constexpr std::pair<std::string_view, Master> kMasters[] = {
-    {"none", Master::kNone}, {"fp32", Master::kFloat32}, {"split", Master::kSplit}};
-constexpr std::pair<std::string_view, StatePrecision> kStatePrecisions[] = {
-    {"parameter", StatePrecision::kParameter},
-    {"fp32", StatePrecision::kFloat32},
-    {"bf16", StatePrecision::kBFloat16},
-    {"8bit", StatePrecision::kEightBit}};
+using Table = StateTable<OptimizerTable>;
 
-template <class Choices>
-auto choose(const char* option, const std::string& given, const Choices& choices) {
-  std::string known;
-  for (const auto& [name, value] : choices) {
-    if (given == name) return value;
-    known += (known.empty() ? "" : ", ") + std::string(name);
-  }
-  fail(ErrorKind::kBadValue, option, ": expected one of ", known, ", got '", given, "'");
+MeasureResult measure(Table& table) {
+  const py::gil_scoped_release release;
+  const Measure& measured = table.measure();
+  return {measured.norm(), measured.num_nonfinite(), table.first_nonfinite_name(), table.num_hot()};
 }
-
-// An OptimizerTable that knows which dicts its state tensors were put into.
-class Table : public OptimizerTable {
- public:
-  Table(const std::string& masters, const std::string& states, std::uint64_t seed)
-      : OptimizerTable({choose("masters", masters, kMasters),
-                        choose("state_dtype", states, kStatePrecisions), seed}) {}
-
-  MeasureResult measure_all() {
-    const py::gil_scoped_release release;
-    const Measure& measured = measure();
-    return {measured.norm(), measured.num_nonfinite(), first_nonfinite_name(), num_hot()};
-  }
-
-  // Fills `entry` (the optimizer's state dict of this parameter) with tensors over the arena.
-  void add_state_to(std::int64_t parameter_idx, const py::typing::Dict<py::str, py::object>& entry,
-                    bool is_first) {
-    Handed handed{entry, {}};
-    for (NamedTensor& named : add_state(parameter_idx, is_first)) {
-      // One key object for all parameters: look-ups then compare pointers and stay in cache.
-      const auto key =
-          py::reinterpret_steal<py::str>(PyUnicode_InternFromString(named.name.c_str()));
-      const py::object wrapped = py::cast(named.tensor);
-      entry[key] = wrapped;
-      handed.tensors.emplace_back(key, wrapped);
-    }
-    handed_.push_back(std::move(handed));
-  }
-
-  // Whether every state tensor handed out still stands in its dict.
-  [[nodiscard]] bool owns_states() const {
-    for (const Handed& handed : handed_) {
-      for (const auto& [key, tensor] : handed.tensors) {
-        PyObject* found = PyDict_GetItemWithError(handed.entry.ptr(), key.ptr());
-        if (found != tensor.ptr()) return false;
-      }
-    }
-    return true;
-  }
-
- private:
-  struct Handed {
-    py::dict entry;
-    std::vector<std::pair<py::str, py::object>> tensors;
-  };
-  std::vector<Handed> handed_;
-};
-
-// (option values, maximize, matrix options or None)
-using GroupTuple = std::tuple<std::vector<double>, bool, std::optional<MatrixOptions>>;
 
 void sweep(Table& table, const std::vector<GroupTuple>& groups, double gradient_multiplier,
            bool wants_changes) {
   const py::gil_scoped_release release;
-  std::vector<GroupOptions> options;
-  for (const auto& [values, maximize, matrix] : groups) {
-    options.push_back({values, maximize, matrix.value_or(MatrixOptions{})});
+  table.sweep(group_options(groups), gradient_multiplier, wants_changes);
+}
+
+constexpr std::pair<std::string_view, OptimizerTable::OnGradient> kOnGradient[] = {
+    {"measure", OptimizerTable::OnGradient::kMeasure},
+    {"sum", OptimizerTable::OnGradient::kSum},
+    {"update", OptimizerTable::OnGradient::kUpdate}};
+
+BackwardUpdate& backward_update_of(const Table& table) {
+  if (table.backward_update() == nullptr) {
+    fail(ErrorKind::kBadState, "update in backward: expected hook_gradients('update') before it");
   }
-  table.sweep(options, gradient_multiplier, wants_changes);
+  return *table.backward_update();
 }
 
 py::typing::Dict<py::str, py::typing::List<py::float_>> statistics(const Table& table) {
@@ -129,7 +72,13 @@ void register_optimizer(py::module_& module) {
       .def_readonly("num_nonfinite", &MeasureResult::num_nonfinite)
       .def_readonly("first_nonfinite_name", &MeasureResult::first_nonfinite_name)
       .def_readonly("num_hot", &MeasureResult::num_hot);
-  module.attr("NO_LONGER_FITS") = OptimizerTable::kNoLongerFits;
+  py::class_<BackwardUpdate::Result>(module, "BackwardUpdateResult")
+      .def_readonly("norm", &BackwardUpdate::Result::norm)
+      .def_readonly("num_updated", &BackwardUpdate::Result::num_updated)
+      .def_readonly("num_withheld", &BackwardUpdate::Result::num_withheld)
+      .def_readonly("num_nonfinite", &BackwardUpdate::Result::num_nonfinite)
+      .def_readonly("first_nonfinite_name", &BackwardUpdate::Result::first_nonfinite_name);
+  module.attr("NO_LONGER_FITS") = OptimizerParameters::kNoLongerFits;
   py::class_<MatrixOptions>(module, "MatrixOptions")
       .def(py::init([](std::array<double, 3> coefficients, double eps, std::int64_t num_iterations,
                        const std::string& adjust_lr) {
@@ -142,38 +91,45 @@ void register_optimizer(py::module_& module) {
            py::arg("adjust_lr"));
   py::class_<Table> table(module, "OptimizerTable");
   table
-      .def(py::init<const std::string&, const std::string&, std::uint64_t>(),
+      .def(py::init([](const std::string& masters, const std::string& states, std::uint64_t seed) {
+             return std::make_unique<Table>(storage_of(masters, states, seed));
+           }),
            py::arg("masters") = "none", py::arg("state_dtype") = "parameter", py::arg("seed") = 0)
       .def("add_group", &Table::add_group, py::arg("rule_name"), py::arg("parameters"),
            py::arg("names"))
       .def("collect", &Table::collect)
-      .def("measure", &Table::measure_all)
-      .def("missing_state", &Table::missing_state)
-      .def("add_state", &Table::add_state_to, py::arg("parameter_idx"), py::arg("entry"),
-           py::arg("is_first"))
-      .def("set_state", &Table::set_state, py::arg("parameter_idx"), py::arg("state_idx"),
-           py::arg("values"))
-      .def("set_master", &Table::set_master, py::arg("parameter_idx"), py::arg("values"))
-      .def("owns_states", &Table::owns_states)
+      .def("measure", &measure)
       .def("sweep", &sweep, py::arg("groups"), py::arg("gradient_multiplier"),
            py::arg("wants_changes") = false)
       .def("statistics", &statistics,
            "Columns over the parameters that the last step went over, by name.")
-      .def("release_gradients", &Table::release_gradients)
-      .def("enable_hot_measure", &Table::enable_hot_measure)
+      .def("skip", &Table::skip)
       .def(
-          "set_hot",
-          [](Table& self, bool enabled) {
-            if (self.hot_measure() != nullptr) self.hot_measure()->set_enabled(enabled);
+          "hook_gradients",
+          [](Table& self, const std::string& action) {
+            self.hook_gradients(choose("action", action, kOnGradient));
           },
-          py::arg("enabled"))
-      .def("install_hooks",
-           [](Table& self) {
-             if (self.hot_measure() != nullptr) self.hot_measure()->install();
+          py::arg("action"))
+      .def("set_hot", &Table::set_hot, py::arg("measures"))
+      .def("install_hooks", &Table::install_hooks)
+      .def("remove_hooks", &Table::remove_hooks)
+      .def("sum_gradients", &Table::sum_gradients, py::call_guard<py::gil_scoped_release>())
+      .def("missing_state_anywhere",
+           [](Table& self) { return self.parameters().missing_state_anywhere(); })
+      .def(
+          "begin_backward_update",
+          [](Table& self, const std::vector<GroupTuple>& groups, bool wants_changes) {
+            backward_update_of(self).begin(group_options(groups), wants_changes);
+          },
+          py::arg("groups"), py::arg("wants_changes"))
+      .def("is_updating",
+           [](const Table& self) {
+             return self.backward_update() != nullptr && self.backward_update()->is_begun();
            })
-      .def("remove_hooks", [](Table& self) {
-        if (self.hot_measure() != nullptr) self.hot_measure()->remove();
-      });
+      .def(
+          "end_backward_update", [](Table& self) { return backward_update_of(self).end(); },
+          py::call_guard<py::gil_scoped_release>());
+  bind_state_table(table);
   refuse_copies(table, "OptimizerTable");
 }
 

@@ -59,12 +59,16 @@ enum class Phase : std::uint8_t { kUpdate, kFinish };
 using SweepKernel = void (*)(const SweepRange& range);
 // Writes num_norm_blocks(num_elements) results.
 using MeasureKernel = void (*)(const void* values, std::int64_t num_elements, BlockMeasure* blocks);
+// Adds values to `sum`, or overwrites it. With `blocks` (may be null) also measures the new sum.
+using IngestKernel = void (*)(const void* values, std::int64_t num_elements, bool overwrites,
+                              float* sum, BlockMeasure* blocks);
 
 struct Kernels {
   std::string_view isa;
   // By rule index (null beyond the last), float64 or not, Phase (null where a rule has no second).
   SweepKernel sweep[kMaxRules][2][2];
   MeasureKernel measure[kNumFloatingDTypes];
+  IngestKernel ingest[kNumFloatingDTypes];  // null for float64
 };
 
 // The kernels of this process: the best ISA of this processor, or TRADEWIND_ISA, read once.

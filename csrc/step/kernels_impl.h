@@ -473,6 +473,25 @@ void measure(const void* values, std::int64_t num_elements, BlockMeasure* blocks
   }
 }
 
+template <class Type>
+void ingest(const void* values, std::int64_t num_elements, bool overwrites, float* sum,
+            BlockMeasure* blocks) {
+  const KeepSubnormals keep_subnormals;
+  const auto* typed = static_cast<const typename Type::Stored*>(values);
+  for (std::int64_t begin = 0; begin < num_elements; begin += kNormBlockElements) {
+    const std::int64_t left = num_elements - begin;
+    const std::int64_t count = left < kNormBlockElements ? left : kNormBlockElements;
+    float* __restrict to = sum + begin;
+    const typename Type::Stored* __restrict from = typed + begin;
+    if (overwrites) {
+      for (std::int64_t i = 0; i < count; ++i) to[i] = Type::load(from[i]);
+    } else {
+      for (std::int64_t i = 0; i < count; ++i) to[i] += Type::load(from[i]);
+    }
+    if (blocks != nullptr) *blocks++ = measure_block<Float32>(to, count);
+  }
+}
+
 // --- the table --------------------------------------------------------------------------------
 
 template <class Rule, class T>
@@ -490,7 +509,8 @@ constexpr Kernels make_kernels(RuleList<Rules...>) {
   return {TRADEWIND_ISA_NAME,
           {{{&sweep<Rules, float, Phase::kUpdate>, finish_kernel<Rules, float>()},
             {&sweep<Rules, double, Phase::kUpdate>, finish_kernel<Rules, double>()}}...},
-          {&measure<Float32>, &measure<Float64>, &measure<BFloat16>, &measure<Float16>}};
+          {&measure<Float32>, &measure<Float64>, &measure<BFloat16>, &measure<Float16>},
+          {&ingest<Float32>, nullptr, &ingest<BFloat16>, &ingest<Float16>}};
 }
 
 }  // namespace

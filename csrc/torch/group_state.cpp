@@ -47,8 +47,8 @@ std::int64_t count_elements(const std::vector<std::int64_t>& shape) {
 
 GroupState::GroupState(const RuleInfo& rule, const std::vector<DType>& dtypes,
                        const std::vector<std::vector<std::int64_t>>& shapes,
-                       const StorageOptions& options)
-    : num_states_(rule.state_names.size()) {
+                       const StorageOptions& options, c10::Device device)
+    : num_states_(rule.state_names.size()), device_(device) {
   const std::size_t count = dtypes.size();
   bool is_random = false;
   for (std::size_t i = 0; i < count; ++i) {
@@ -94,8 +94,7 @@ GroupState::GroupState(const RuleInfo& rule, const std::vector<DType>& dtypes,
   }
   // Random rounding is seeded by the step, so that a resumed run goes on alike.
   if (rule.counts_steps || is_random) {
-    steps_ = std::make_shared<ArenaMemory>(static_cast<std::int64_t>(count * sizeof(float)),
-                                           ArenaMemory::Fork::kHide);
+    steps_ = allocate_zeroed(static_cast<std::int64_t>(count * sizeof(float)), device_);
   }
 }
 
@@ -103,15 +102,14 @@ void GroupState::add_array(const std::string& name, bool has_parameter_shape,
                            std::vector<SlotSpec> specs) {
   Array array{name, has_parameter_shape, Layout::make(specs), {}};
   for (const ArenaSpec& arena : array.layout.arenas()) {
-    array.arenas.push_back(
-        std::make_shared<ArenaMemory>(arena.size_bytes, ArenaMemory::Fork::kHide));
+    array.arenas.push_back(allocate_zeroed(arena.size_bytes, device_));
   }
   arrays_.push_back(std::move(array));
 }
 
 std::byte* GroupState::Array::data(std::size_t idx) const {
   const Slot& slot = layout.slots()[idx];
-  return arenas[static_cast<std::size_t>(slot.arena_idx)]->data() + slot.offset_bytes;
+  return arenas[static_cast<std::size_t>(slot.arena_idx)].data + slot.offset_bytes;
 }
 
 void GroupState::bind(std::size_t idx, SweepSlot& slot) const {
@@ -128,14 +126,14 @@ void GroupState::bind(std::size_t idx, SweepSlot& slot) const {
 }
 
 float* GroupState::step(std::size_t idx) const {
-  return steps_ == nullptr ? nullptr : reinterpret_cast<float*>(steps_->data()) + idx;
+  return steps_.data == nullptr ? nullptr : reinterpret_cast<float*>(steps_.data) + idx;
 }
 
 std::vector<NamedTensor> GroupState::tensors(std::size_t idx, const at::Tensor& like) const {
   std::vector<NamedTensor> named;
-  if (steps_) {
+  if (steps_.data != nullptr) {
     const at::Tensor scalar = like.detach().new_empty({}, at::TensorOptions().dtype(at::kFloat));
-    named.push_back({"step", tensor_over(scalar, step(idx), steps_)});
+    named.push_back({"step", tensor_over(scalar, step(idx), steps_.keeper)});
   }
   for (std::size_t a = 0; a < arrays_.size(); ++a) {
     const Array& array = arrays_[a];
@@ -148,7 +146,7 @@ std::vector<NamedTensor> GroupState::tensors(std::size_t idx, const at::Tensor& 
     const auto& arena = array.arenas[static_cast<std::size_t>(slot.arena_idx)];
     const at::Tensor shaped =
         is_exponents ? like.detach().new_empty(slot.shape, at::TensorOptions().dtype(dtype)) : like;
-    named.push_back({array.name, tensor_over(shaped, dtype, array.data(idx), arena)});
+    named.push_back({array.name, tensor_over(shaped, dtype, array.data(idx), arena.keeper)});
   }
   return named;
 }

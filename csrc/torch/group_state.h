@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "arena/layout.h"
-#include "arena/memory.h"
 #include "step/sweep.h"
+#include "torch/zeroed_memory.h"
 
 namespace tradewind {
 
@@ -37,9 +37,10 @@ struct NamedTensor {
 
 class GroupState {
  public:
-  // `dtypes` and `shapes` of the group's parameters (complex ones as they are).
+  // `dtypes` and `shapes` of the group's parameters (complex ones as they are), all on `device`.
   GroupState(const RuleInfo& rule, const std::vector<DType>& dtypes,
-             const std::vector<std::vector<std::int64_t>>& shapes, const StorageOptions& options);
+             const std::vector<std::vector<std::int64_t>>& shapes, const StorageOptions& options,
+             c10::Device device);
 
   // Points a slot's states, exponents and master at parameter number `idx` of the group.
   void bind(std::size_t idx, SweepSlot& slot) const;
@@ -49,7 +50,7 @@ class GroupState {
   [[nodiscard]] std::vector<NamedTensor> tensors(std::size_t idx, const at::Tensor& like) const;
 
   // Whether an optimizer's state dict has any entry for a parameter of this group.
-  [[nodiscard]] bool is_empty() const { return arrays_.empty() && steps_ == nullptr; }
+  [[nodiscard]] bool is_empty() const { return arrays_.empty() && steps_.data == nullptr; }
   [[nodiscard]] Master master(std::size_t idx) const { return masters_[idx]; }
   [[nodiscard]] Format format(std::size_t idx, std::size_t state) const {
     return formats_[idx][state];
@@ -61,7 +62,7 @@ class GroupState {
     std::string name;
     bool has_parameter_shape;
     Layout layout = Layout::make({});
-    std::vector<std::shared_ptr<ArenaMemory>> arenas;
+    std::vector<ZeroedMemory> arenas;
 
     [[nodiscard]] std::byte* data(std::size_t idx) const;
   };
@@ -74,7 +75,8 @@ class GroupState {
   std::size_t first_exponents_ = 0;
   bool has_exponents_ = false;
   bool has_masters_ = false;
-  std::shared_ptr<ArenaMemory> steps_;
+  ZeroedMemory steps_;
+  c10::Device device_;
 };
 
 }  // namespace tradewind

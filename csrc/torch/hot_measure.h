@@ -1,20 +1,17 @@
-// Measures each gradient while it is still in cache: a C++ hook behind every parameter's
-// AccumulateGrad node. A sum counts only if, at the step, gradient object, memory and version are
-// the ones that were measured; otherwise that gradient is measured again. Hooks may fire on any
-// autograd thread; everything else belongs to the thread that runs the step. Hooks outlive the
-// HotMeasure where a graph still holds their node, and then do nothing.
+// Measures gradients while they are hot in cache, by parameter index, and remembers which gradient
+// each sum is of. A sum counts only if, at the step, gradient object, memory and version are the
+// ones that were measured; otherwise that gradient is measured again. take() and measure_with() may
+// run on any autograd thread; the rest belongs to the thread that runs the step.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
-#include <vector>
 
-namespace torch::autograd {
-struct Node;
-}
+#include "base/parallel.h"
 
 namespace tradewind {
 
@@ -22,31 +19,28 @@ struct BlockMeasure;
 
 class HotMeasure {
  public:
-  explicit HotMeasure(const std::vector<at::Tensor>& parameters);
+  // Made on the thread that runs the step: only there are large gradients measured in parallel.
+  explicit HotMeasure(std::size_t num_parameters);
   ~HotMeasure() noexcept;
   HotMeasure(const HotMeasure&) = delete;
   HotMeasure& operator=(const HotMeasure&) = delete;
 
-  // Hooks the parameters that require a gradient and have no hook yet. Once requires_grad changed,
-  // or a parameter's dtype (which drops its AccumulateGrad node), call it again.
-  void install();
-  // Removes all hooks; install() brings them back.
-  void remove() noexcept;
-  // Off: hooks return at once (the microbatches before the last one of an accumulation).
-  void set_enabled(bool enabled) noexcept;
+  // Measures the parameter's gradient; forgets it where it cannot be measured here.
+  void take(std::size_t idx, const at::Tensor& parameter);
+  // `measure` fills the blocks of `gradient`, in passing.
+  void measure_with(std::size_t idx, const at::Tensor& gradient,
+                    const std::function<void(std::span<BlockMeasure>)>& measure);
+  void forget(std::size_t idx);
 
   // The blocks of this very gradient, or an empty span. Valid until the next backward.
-  [[nodiscard]] std::span<const BlockMeasure> blocks_for(std::int64_t slot_idx,
+  [[nodiscard]] std::span<const BlockMeasure> blocks_for(std::size_t idx,
                                                          const at::Tensor& gradient) const;
+  // What a pass over this many elements may use on the calling thread.
+  [[nodiscard]] const Parallel& parallel_for(std::int64_t num_elements) const;
 
  private:
-  struct Shared;
-  class Hook;
-  struct Installed;
-
-  std::vector<at::Tensor> parameters_;
-  std::shared_ptr<Shared> shared_;
-  std::vector<Installed> installed_;
+  struct Records;
+  std::unique_ptr<Records> records_;
 };
 
 }  // namespace tradewind

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from tradewind import optim as optim
     from tradewind.engine import Engine as Engine
     from tradewind.engine import StepResult as StepResult
+    from tradewind.engine.loss_scale import LossScale as LossScale
+    from tradewind.optim.grad_scaler import GradScaler as GradScaler
     from tradewind.optim.recipe import LAMB as LAMB
     from tradewind.optim.recipe import SGD as SGD
     from tradewind.optim.recipe import Adagrad as Adagrad
@@ -32,10 +34,12 @@ _MODULE_OF = {
     "Adam": "tradewind.optim.recipe",
     "AdamW": "tradewind.optim.recipe",
     "Engine": "tradewind.engine",
+    "GradScaler": "tradewind.optim.grad_scaler",
     "Histogram": "tradewind.track",
     "Image": "tradewind.track",
     "LAMB": "tradewind.optim.recipe",
     "Lion": "tradewind.optim.recipe",
+    "LossScale": "tradewind.engine.loss_scale",
     "Place": "tradewind.place",
     "RMSprop": "tradewind.optim.recipe",
     "Recipe": "tradewind.optim.recipe",

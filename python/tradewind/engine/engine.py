@@ -12,22 +12,30 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
 from tradewind.engine.adoption import AdoptedModel, check_adoptable, named_parameters
 from tradewind.engine.loop import run_batches
+from tradewind.engine.loss_scale import LossScale, LossScaleState
 from tradewind.engine.options import (
+    adopt_options,
     check_built,
-    check_options,
     check_place,
-    check_precision,
     describe,
     make_optimizer,
+    step_options,
 )
+from tradewind.engine.precision import (
+    Conversion,
+    cast_floats,
+    check_dtypes,
+    kept_in_float32,
+    run_kept_in_float32,
+)
+from tradewind.engine.stats import parameter_stats
 from tradewind.engine.step_result import StepResult
 from tradewind.meter import Meter
 from tradewind.optim.fused import FusedOptimizer, Orders, Outcome
-from tradewind.optim.recipe import Recipe
+from tradewind.optim.recipe import Recipe, Selector
 from tradewind.progress import Mode
 from tradewind.track import Run
 
@@ -47,10 +55,23 @@ class Engine:
             move into arenas; the module, its parameter objects and its names stay the same.
         optimizer: a recipe (`tw.AdamW(lr=...)`), or a `tw.optim` optimizer of this model's
             parameters.
-        precision: "fp32", or "amp-bf16": forward under bfloat16 autocast, parameters, gradients and
-            outputs of `engine(x)` in float32.
+        precision: "fp32"; "amp-bf16" or "amp-fp16": forward under autocast, parameters and
+            gradients in float32; "bf16" or "fp16": parameters and gradients of 16 bits, with
+            float32 masters in the optimizer, which start from the values the model had. Outputs of
+            `engine(x)` are float32 in each. float16 comes with a dynamic loss scale.
         clip_norm: largest joint 2-norm of the gradients; None does not clip.
-        accumulate: microbatches per update; each loss is scaled by 1/accumulate.
+        accumulate: microbatches per update; each loss is scaled by 1/accumulate. 16-bit gradients
+            are summed in float32.
+        masters: "fp32" or "split" (bf16 alone: 4 bytes per parameter with its master instead of 6).
+        state_dtype: of the optimizer's state: None (float32), "fp32", "bf16" or "8bit".
+        keep_fp32: parameters that "bf16" and "fp16" leave in float32, as a name pattern, a list of
+            patterns or a function (name, parameter) -> bool; their modules compute in float32.
+            Those of batch norm always stay, as its running statistics do.
+        loss_scale: how the loss scale of float16 moves, a `tw.LossScale`.
+        update: "after-backward", or "in-backward": each parameter is updated as soon as its
+            gradient exists, so that gradients never all live at once; not with clip_norm,
+            accumulate or float16. A gradient that is not finite then vetoes its own parameter's
+            update alone.
         run: directory of the run's record; TRADEWIND_RUN overrides it. None keeps no record.
 
     A gradient that is NaN or infinite vetoes its update: parameters and state stay as they are, a
@@ -70,43 +91,88 @@ class Engine:
         precision: str = "fp32",
         clip_norm: float | None = None,
         accumulate: int = 1,
+        masters: str | None = None,
+        state_dtype: str | None = None,
+        keep_fp32: Selector | None = None,
+        loss_scale: LossScale | None = None,
+        update: str = "after-backward",
         run: str | os.PathLike[str] | None = None,
         **not_built: Any,
     ) -> None:
         check_built(not_built)
-        check_options(precision, clip_norm, accumulate)
+        options = step_options(
+            precision=precision,
+            clip_norm=clip_norm,
+            accumulate=accumulate,
+            masters=masters,
+            state_dtype=state_dtype,
+            loss_scale=loss_scale,
+            update=update,
+        )
         check_place()
         named = named_parameters(model)
         for name, parameter in named:
             check_adoptable(name, parameter)
-        check_precision(named, precision)
-        self.accumulate = accumulate
-        self.precision = precision
+        check_dtypes(named, options.precision)
+        if keep_fp32 is not None and options.precision.parameters is None:
+            raise ValueError(
+                f"keep_fp32: precision={precision!r} keeps every parameter in float32; leave it out"
+            )
+        self._options = options
         # Before adoption, so that a bad recipe leaves the model alone.
-        self.optimizer = make_optimizer(optimizer, named, clip_norm)
+        self.optimizer = make_optimizer(optimizer, named, options)
+        kept = kept_in_float32(model, named, keep_fp32)
         run_path = os.environ.get("TRADEWIND_RUN") or run
-        config = describe(self.optimizer, precision, accumulate, model)
+        config = describe(self.optimizer, options, model)
         self.run: Run | None = (
             Run.open(run_path, config=config, seed=torch.initial_seed()) if run_path else None
         )
         try:
-            self._adopted = AdoptedModel(model)
+            self._adopt(model, named, kept)
         except BaseException as error:
             if self.run is not None:
                 self.run.__exit__(type(error), error, error.__traceback__)
             raise
-        self.optimizer.measure_while_hot()
+        self._loss_scale = (
+            LossScaleState(options.loss_scale, self.device) if options.loss_scale else None
+        )
         self._meter = Meter()
         self._tracked: dict[str, Any] = {}
         self._untracked_state: dict[str, Any] = {}
         self._num_microbatches = 0
         self._losses: list[torch.Tensor] = []
-        self._num_vetoed = 0
+        self._num_skipped = 0
+        self._num_reported = 0
         self._forward_since_step = False
         self._closed = False
         self._has_report = False
         self.last_result: StepResult | None = None
+        self._last_outcome: Outcome | None = None
         self.num_steps = 0
+
+    def _adopt(
+        self,
+        model: torch.nn.Module,
+        named: list[tuple[str, torch.nn.Parameter]],
+        kept: set[torch.nn.Parameter],
+    ) -> None:
+        options = self._options
+        dtype = options.precision.parameters
+        conversion = Conversion(named, dtype, kept) if dtype is not None else None
+        try:
+            self._adopted = AdoptedModel(model)
+        except BaseException:
+            if conversion is not None:
+                conversion.undo()
+            raise
+        adopt_options(self.optimizer, options)
+        if conversion is not None:
+            self.optimizer.start_masters(conversion.originals())
+        self._handles = run_kept_in_float32(model, kept, dtype) if dtype is not None else []
+        if options.updates_in_backward:
+            self.optimizer.hook_gradients("update")
+        else:
+            self.optimizer.hook_gradients("sum" if options.sums_gradients else "measure")
 
     # --- the model ------------------------------------------------------------------------------
 
@@ -116,18 +182,31 @@ class Engine:
         return self._adopted.model
 
     @property
+    def precision(self) -> str:
+        return self._options.precision.name
+
+    @property
+    def accumulate(self) -> int:
+        return self._options.accumulate
+
+    @property
     def device(self) -> torch.device:
         return self._adopted.parameters[0].device
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model's forward in the engine's precision; bfloat16 outputs come as float32."""
+        """Run the model's forward in the engine's precision; 16-bit outputs come as float32."""
         if torch.is_grad_enabled():
             self._begin_step()
-        if self.precision == "fp32":
+        precision = self._options.precision
+        if precision.forward_dtype is None:
             return self.model(*args, **kwargs)
-        with torch.autocast(self.device.type, dtype=torch.bfloat16):
+        if precision.autocast is not None:
+            with torch.autocast(self.device.type, dtype=precision.autocast):
+                outputs = self.model(*args, **kwargs)
+        else:
+            args, kwargs = cast_floats((args, kwargs), precision.forward_dtype)
             outputs = self.model(*args, **kwargs)
-        return tree_map(_widen, outputs)
+        return cast_floats(outputs, torch.float32, only=[precision.forward_dtype])
 
     def _begin_step(self) -> None:
         # From here on, what is logged belongs to the step to come.
@@ -158,12 +237,26 @@ class Engine:
                 "engine.step() after each engine.backward(loss)"
             )
         self._prepare_hooks()
-        if self.accumulate == 1:
-            torch.autograd.backward(loss)
-        else:
-            torch.autograd.backward(loss, torch.full_like(loss, 1.0 / self.accumulate))
+        self._run_backward(loss)
         self._num_microbatches += 1
         self._losses.append(loss.detach())
+
+    def _run_backward(self, loss: torch.Tensor) -> None:
+        options = self._options
+        if options.updates_in_backward:
+            self._adopted.bring_home()
+            self.optimizer.begin_backward_update(wants_changes=True)
+        if self._loss_scale is not None:
+            # The scale enters with the first gradient: no pass, and no product that could overflow.
+            loss = loss.float() if loss.dtype in (torch.float16, torch.bfloat16) else loss
+            seed = (self._loss_scale.scale / options.accumulate).to(loss.dtype).expand_as(loss)
+            torch.autograd.backward(loss, seed)
+        elif options.accumulate > 1:
+            torch.autograd.backward(loss, torch.full_like(loss, 1.0 / options.accumulate))
+        else:
+            torch.autograd.backward(loss)
+        if options.sums_gradients:
+            self.optimizer.native_table.sum_gradients()
 
     def step(self, loss: torch.Tensor | None = None) -> StepResult:
         """Once a microbatch: backward, then, with the `accumulate`-th, the update.
@@ -200,6 +293,11 @@ class Engine:
                 "step: expected a backward before it, found none; call engine.step(loss), or "
                 "engine.backward(loss) before engine.step()"
             )
+        if self._loss_scale is not None:
+            raise RuntimeError(
+                f"step: precision={self.precision!r} scales the loss, which loss.backward() does "
+                "not; call engine.step(loss), or engine.backward(loss) before engine.step()"
+            )
         self._num_microbatches = 1
 
     def _prepare_hooks(self) -> None:
@@ -219,6 +317,8 @@ class Engine:
                 gradient_multiplier=self.accumulate / self._num_microbatches,
                 measure=True,
                 veto_nonfinite=True,
+                wants_changes=True,
+                grad_scale=self._loss_scale.scale if self._loss_scale else None,
             )
         )
         self.optimizer.step()
@@ -229,25 +329,60 @@ class Engine:
             parameter.grad = None
         self.num_steps += 1
         result = StepResult(self.num_steps, self._losses, outcome)
-        if result.vetoed:
-            self._report_veto(result)
+        self._num_skipped += int(not result.applied)
         self._record(result, outcome)
         self._num_microbatches = 0
         self._losses = []
         self._forward_since_step = False
         self.last_result = result
+        self._last_outcome = outcome
+        if self._loss_scale is not None:
+            self._move_loss_scale(self._loss_scale, result)
+        elif result.vetoed:
+            self._report_veto(result)
         return result
 
+    def _move_loss_scale(self, loss_scale: LossScaleState, result: StepResult) -> None:
+        loss_scale.update(torch.full((), float(result.vetoed), device=self.device))
+        if result.vetoed:  # as float16 does now and then: told only where it does not end
+            loss_scale.check_floor(result.first_nonfinite, result.step)
+
     def _report_veto(self, result: StepResult) -> None:
-        self._num_vetoed += 1
-        if self._num_vetoed & (self._num_vetoed - 1) == 0:  # the 1st, 2nd, 4th, 8th ...
+        self._num_reported += 1
+        if self._num_reported & (self._num_reported - 1) == 0:  # the 1st, 2nd, 4th, 8th ...
+            what = "its update" if self._options.updates_in_backward else "the update"
             warnings.warn(
                 f"step {result.step}: the gradient of {result.first_nonfinite!r} is not finite "
-                f"({result.num_nonfinite} NaN or infinite elements in all); the update was skipped "
-                f"and nothing changed ({self._num_vetoed} skipped so far)",
+                f"({result.num_nonfinite} NaN or infinite elements in all); {what} was skipped "
+                f"and nothing changed ({self._num_reported} skipped so far)",
                 RuntimeWarning,
                 stacklevel=4,
             )
+
+    def stats(self) -> dict[str, Any]:
+        """What the last update saw, from numbers its passes had anyway.
+
+        `step`, `num_skipped` (updates vetoed so far), `grad_norm` and `clip_factor`, `loss_scale`
+        (None without one), and `parameters`: for each by name `grad_norm`, `grad_max` (before
+        clipping), `zero_fraction` of its gradient and `update_ratio`, the 2-norm of its update over
+        its own (NaN where none was applied). Without an update so far, `parameters` is empty.
+        """
+        outcome = self._last_outcome
+        return {
+            "step": self.num_steps,
+            "num_skipped": self._num_skipped,
+            "grad_norm": outcome.norm if outcome else None,
+            "clip_factor": outcome.clip_factor if outcome else None,
+            "loss_scale": float(self._loss_scale.scale) if self._loss_scale else None,
+            "parameters": self._parameter_stats(outcome) if outcome else {},
+        }
+
+    def _parameter_stats(self, outcome: Outcome) -> dict[str, dict[str, float]]:
+        parameters, columns = self.optimizer.statistics()
+        adopted = zip(self._adopted.parameters, self._adopted.names, strict=True)
+        name_of = {id(parameter): name for parameter, name in adopted}
+        names = [name_of.get(id(p), f"parameter {i}") for i, p in enumerate(parameters)]
+        return parameter_stats(names, columns, outcome.gradient_multiplier)
 
     # --- data, record, state ----------------------------------------------------------------------
 
@@ -299,12 +434,13 @@ class Engine:
         self._tracked.update(objects)
 
     def state_dict(self) -> dict[str, Any]:
-        """Model, optimizer, tracked objects and step count, for `torch.save`."""
+        """Model, optimizer, tracked objects, step count and loss scale, for `torch.save`."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "tracked": {name: value.state_dict() for name, value in self._tracked.items()},
             "num_steps": self.num_steps,
+            "loss_scale": self._loss_scale.state_dict() if self._loss_scale else None,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -314,7 +450,7 @@ class Engine:
         Raises ValueError, before anything is loaded, where parts are missing or unknown, or where
         a tracked object has no state in it.
         """
-        expected = {"model", "optimizer", "tracked", "num_steps"}
+        expected = {"model", "optimizer", "tracked", "num_steps", "loss_scale"}
         if set(state_dict) != expected:
             raise ValueError(
                 f"state_dict: expected the parts {sorted(expected)}, got {sorted(state_dict)}"
@@ -327,10 +463,13 @@ class Engine:
             )
         self.model.load_state_dict(state_dict["model"])
         self.optimizer.load_state_dict(state_dict["optimizer"])
+        _ = self.optimizer.native_table  # masters meet their parameters before the next forward
         self._untracked_state = dict(state_dict["tracked"])
         for name, value in self._tracked.items():
             value.load_state_dict(self._untracked_state.pop(name))
         self.num_steps = int(state_dict["num_steps"])
+        if self._loss_scale is not None and state_dict["loss_scale"] is not None:
+            self._loss_scale.load_state_dict(state_dict["loss_scale"])
 
     def report(self) -> Path:
         """Write the run's self-contained HTML page and return its path. While the run lives, the
@@ -361,6 +500,8 @@ class Engine:
         }
         if self._losses:
             row["loss"] = _mean(self._losses)
+        if self._loss_scale is not None:
+            row["loss_scale"] = float(self._loss_scale.scale)
         if times.samples:
             row["samples_per_s"] = times.samples_per_s
         self.run.log(result.step, row)
@@ -374,6 +515,8 @@ class Engine:
         self._closed = True
         self.optimizer.native_table.remove_hooks()
         self._adopted.release()
+        for handle in self._handles:
+            handle.remove()
         if self.run is not None:
             self.run.close()
             if self._has_report and os.getpid() == self.run.owner_pid:
@@ -420,11 +563,6 @@ def _check_loss(loss: Any) -> None:
 def _compiled_autograd_is_on() -> bool:
     module = sys.modules.get("torch._dynamo.compiled_autograd")
     return bool(module is not None and getattr(module, "compiled_autograd_enabled", False))
-
-
-def _widen(value: Any) -> Any:
-    is_bfloat16 = isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16
-    return value.float() if is_bfloat16 else value
 
 
 def _mean(losses: list[torch.Tensor]) -> torch.Tensor:

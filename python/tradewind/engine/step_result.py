@@ -15,7 +15,8 @@ class StepResult:
     Attributes:
         step: number of the update, counting from 1: the one done, or the one being accumulated.
         applied: whether parameters were updated.
-        vetoed: whether an update was due but not applied, because a gradient was not finite.
+        vetoed: whether an update was due but not applied, because a gradient was not finite; with
+            update="in-backward", whether that was so for some parameter.
         first_nonfinite: name of the first parameter (in the optimizer's order) with a NaN or
             infinite gradient; empty if there is none.
         num_nonfinite: number of such elements, over all parameters.
@@ -30,7 +31,7 @@ class StepResult:
         self._outcome = outcome
         self.step = step
         self.applied = outcome is not None and outcome.applied
-        self.vetoed = outcome is not None and not outcome.applied
+        self.vetoed = outcome is not None and (not outcome.applied or outcome.num_withheld > 0)
         self.first_nonfinite = outcome.first_nonfinite_name if outcome else ""
         self.num_nonfinite = outcome.num_nonfinite if outcome else 0
         self.clip_factor = outcome.clip_factor if outcome else 1.0

@@ -5,8 +5,8 @@ and `state_dict()` find them as they find torch's."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from operator import is_
 from typing import Any, ClassVar, Literal, get_args, overload
 
@@ -21,6 +21,7 @@ from tradewind.optim.stored_state import master_values, state_values
 Measuring = Literal["step", "backward"]
 Masters = Literal["fp32", "split"]
 StateDtype = Literal["fp32", "bf16", "8bit"]
+OnGradient = Literal["measure", "sum", "update"]
 _NOT_BUILT = ("capturable", "differentiable")
 
 
@@ -65,6 +66,8 @@ class Outcome:
     first_nonfinite_name: str = ""
     num_hot: int = 0
     applied: bool = True
+    gradient_multiplier: float = 1.0  # what gradients are multiplied by to be those of the loss
+    num_withheld: int = 0  # parameters not updated, where each has its own veto
 
 
 # Option values in the rule's order, maximize, and what a rule with matrices takes besides.
@@ -78,6 +81,9 @@ class Orders:
     gradient_multiplier: float = 1.0
     measure: bool = False
     veto_nonfinite: bool = False
+    wants_changes: bool = False  # how far each parameter moved, for statistics
+    grad_scale: torch.Tensor | None = None  # a loss scale: gradients are divided by it
+    found_inf: torch.Tensor | None = None  # not zero: somebody else's veto
 
 
 def _check_choice(name: str, given: Any, choices: tuple[Any, ...]) -> None:
@@ -95,7 +101,8 @@ def _is_same(now: list[list[Any]], seen: list[list[Any]]) -> bool:
 class FusedOptimizer(Optimizer):
     """Base of `tw.optim`. A subclass gives its rule's name, option values and checks."""
 
-    _step_supports_amp_scaling: ClassVar[bool] = False
+    # torch.amp.GradScaler then sets grad_scale and found_inf instead of unscaling gradients.
+    _step_supports_amp_scaling: ClassVar[bool] = True
     # Rebuilt whenever groups, rules or the state dicts change under us.
     _table: native.OptimizerTable | None = None
     _orders: Orders | None = None
@@ -151,14 +158,14 @@ class FusedOptimizer(Optimizer):
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
             raise ValueError(f"seed: expected a whole number in [0, 2**64), got {seed!r}")
         self._check_group(defaults)
-        self._hot = False
+        self._on_gradient: OnGradient | None = None
         self.clip_norm = clip_norm
         self.masters = masters
         self.state_dtype = state_dtype
         self.seed = seed
         super().__init__(params, defaults)
         if measure == "backward":
-            self.measure_while_hot()
+            self.hook_gradients("measure")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a param group; options it does not set are the optimizer's defaults.
@@ -212,17 +219,12 @@ class FusedOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        orders, self._orders = self._orders or Orders(), None
-        groups = [
-            (
-                self._option_values(group),
-                bool(group.get("maximize", False)),
-                self._matrix_options(group),
-            )
-            for group in self.param_groups
-        ]
-        self._check_numbers([values for values, _, _ in groups])
+        orders = self._take_orders()
+        groups = self._groups()
         table = self._current_table()
+        if table.is_updating():
+            self._outcome = self._end_backward_update(table)
+            return loss
         num_collected = table.collect()
         if num_collected == native.NO_LONGER_FITS:  # p.data = other, .to(memory_format=...)
             table = self._build_table(self._rule_names)
@@ -238,6 +240,38 @@ class FusedOptimizer(Optimizer):
         )
         return loss
 
+    def _groups(self) -> list[Group]:
+        groups = [
+            (
+                self._option_values(group),
+                bool(group.get("maximize", False)),
+                self._matrix_options(group),
+            )
+            for group in self.param_groups
+        ]
+        self._check_numbers([values for values, _, _ in groups])
+        return groups
+
+    def _end_backward_update(self, table: native.OptimizerTable) -> Outcome:
+        result = table.end_backward_update()
+        return Outcome(
+            norm=result.norm,
+            num_nonfinite=result.num_nonfinite,
+            first_nonfinite_name=result.first_nonfinite_name,
+            num_hot=result.num_updated,
+            applied=result.num_updated > 0 or result.num_withheld == 0,
+            num_withheld=result.num_withheld,
+        )
+
+    def _take_orders(self) -> Orders:
+        orders, self._orders = self._orders or Orders(), None
+        # Set by torch.amp.GradScaler for the length of one step.
+        grad_scale = getattr(self, "grad_scale", None)
+        found_inf = getattr(self, "found_inf", None)
+        if grad_scale is None and found_inf is None:
+            return orders
+        return replace(orders, grad_scale=grad_scale, found_inf=found_inf)
+
     def _sweep(
         self,
         table: native.OptimizerTable,
@@ -245,7 +279,14 @@ class FusedOptimizer(Optimizer):
         orders: Orders,
     ) -> Outcome:
         outcome = Outcome()
+        if orders.found_inf is not None and float(orders.found_inf):
+            outcome.applied = False
+            table.skip()
+            return outcome
         multiplier = orders.gradient_multiplier
+        if orders.grad_scale is not None:
+            multiplier /= float(orders.grad_scale)
+        outcome.gradient_multiplier = multiplier
         if self.clip_norm is not None or orders.measure or orders.veto_nonfinite:
             measured = table.measure()
             outcome.norm = measured.norm * abs(multiplier)
@@ -254,6 +295,7 @@ class FusedOptimizer(Optimizer):
             outcome.num_hot = measured.num_hot
             if orders.veto_nonfinite and measured.num_nonfinite:
                 outcome.applied = False
+                table.skip()
                 return outcome
             if self.clip_norm is not None:
                 outcome.clip_factor = native.clip_factor(outcome.norm, float(self.clip_norm))
@@ -262,7 +304,7 @@ class FusedOptimizer(Optimizer):
             self._add_state(table, index, is_first=True)
         if missing:
             self._entries_seen = list(self.state.values())
-        table.sweep(groups, multiplier * outcome.clip_factor)
+        table.sweep(groups, multiplier * outcome.clip_factor, orders.wants_changes)
         return outcome
 
     def _check_numbers(self, values_of_groups: list[list[float]]) -> None:
@@ -327,8 +369,8 @@ class FusedOptimizer(Optimizer):
         self._state_seen = self.state
         self._entries_seen = list(self.state.values())
         self._has_cuda_parameters = any(p.is_cuda for g in self.param_groups for p in g["params"])
-        if self._hot:
-            table.enable_hot_measure()
+        if self._on_gradient is not None:
+            table.hook_gradients(self._on_gradient)
         self._table = table
         return table
 
@@ -397,7 +439,7 @@ class FusedOptimizer(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.__dict__.setdefault("_hot", False)
+        self.__dict__.setdefault("_on_gradient", None)
         self._outcome = None
         for group in self.param_groups:
             for name, value in self.defaults.items():
@@ -407,7 +449,7 @@ class FusedOptimizer(Optimizer):
         self._table = None
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("clip_norm", "masters", "state_dtype", "seed", "_hot")
+        own = ("clip_norm", "masters", "state_dtype", "seed", "_on_gradient")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
 
     # --- for the Engine -------------------------------------------------------------------------
@@ -417,11 +459,49 @@ class FusedOptimizer(Optimizer):
         """The table over the present groups and state, brought up to date."""
         return self._current_table()
 
-    def measure_while_hot(self) -> None:
-        """Measure gradients in backward, while they are in cache."""
-        self._hot = True
+    def store(self, *, masters: Masters | None, state_dtype: StateDtype | None) -> None:
+        """Store masters and state in another way from now on; state that is there is converted."""
+        _check_choice("masters", masters, (None, *get_args(Masters)))
+        _check_choice("state_dtype", state_dtype, (None, *get_args(StateDtype)))
+        self.masters = masters
+        self.state_dtype = state_dtype
+        self._table = None
+
+    def start_masters(self, values: Mapping[torch.Tensor, torch.Tensor]) -> None:
+        """Give parameters their state now, with a master of these float32 values; the parameters
+        become their rounding."""
+        table = self._current_table()
+        for index, parameter in enumerate(self._table_parameters):
+            if parameter in values:
+                if not self.state.get(parameter):
+                    self._add_state(table, index, is_first=True)
+                table.set_master(index, values[parameter])
+        self._entries_seen = list(self.state.values())
+
+    def hook_gradients(self, action: OnGradient) -> None:
+        """What happens to a gradient in backward as soon as it is there: it is measured while it is
+        in cache ("measure"), 16-bit ones are summed in float32 too ("sum"), or its parameter is
+        stepped ("update", between `begin_backward_update()` and `step()`)."""
+        self._on_gradient = action
         self._table = None
         self._current_table()
+
+    def begin_backward_update(self, *, wants_changes: bool) -> None:
+        """Step each parameter as soon as backward has its gradient; `step()` then ends the update.
+        Raises as `step()` does, before anything is touched."""
+        groups = self._groups()
+        table = self._current_table()
+        missing = table.missing_state_anywhere()
+        for index in missing:
+            self._add_state(table, index, is_first=True)
+        if missing:
+            self._entries_seen = list(self.state.values())
+        table.begin_backward_update(groups, wants_changes)
+
+    def statistics(self) -> tuple[list[torch.Tensor], dict[str, list[float]]]:
+        """The parameters by the table's index, and what the last step saw of those it went over."""
+        table = self._current_table()
+        return self._table_parameters, table.statistics()
 
     def release_gradients(self) -> None:
         """Drop the gradients of the parameters that the last `step()` went over."""

@@ -88,7 +88,7 @@ class Recipe:
             matching = (
                 index
                 for index, group in enumerate(self.groups, start=1)
-                if _matches(group["params"], name, parameter)
+                if matches(group["params"], name, parameter)
             )
             members[next(matching, 0)].append((name, parameter))
         for index, group in enumerate(self.groups, start=1):
@@ -114,7 +114,7 @@ class Recipe:
         return f"tw.{type(self).__name__}({', '.join(options)})"
 
 
-def _matches(selector: Selector, name: str, parameter: torch.nn.Parameter) -> bool:
+def matches(selector: Selector, name: str, parameter: torch.nn.Parameter) -> bool:
     if callable(selector):
         return bool(selector(name, parameter))
     patterns = [selector] if isinstance(selector, str) else selector

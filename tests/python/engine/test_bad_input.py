@@ -47,13 +47,6 @@ def test_options(options: dict[str, object], error: type[Exception], message: st
         ("watch", "anything"),
         ("resume", "must"),
         ("graph", True),
-        ("update", "in-backward"),
-        ("masters", "split"),
-        ("state_dtype", "bf16"),
-        ("keep_fp32", ["*"]),
-        ("precision", "bf16"),
-        ("precision", "fp16"),
-        ("precision", "amp-fp16"),
     ],
 )
 def test_what_is_not_built_says_so(name: str, value: object) -> None:

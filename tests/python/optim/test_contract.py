@@ -238,7 +238,7 @@ def test_a_forked_child_leaves_the_state_intact(
     rule: str, options: dict[str, Any], way: str
 ) -> None:
     ours, theirs = ours_and_torchs(rule, [torch.ones(3), torch.ones(4097)], options)
-    ours.measure_while_hot()
+    ours.hook_gradients("measure")
     step_both(ours, theirs)
     context = multiprocessing.get_context("fork")
     child = context.Process(target=child_that_exits, args=(ours, way))

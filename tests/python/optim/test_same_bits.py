@@ -117,7 +117,7 @@ def run(rule: str, options: dict[str, Any], *, hot: bool) -> tuple[int, list[byt
     ]
     optimizer = getattr(tw.optim, rule)(parameters, clip_norm=3.0, **options)
     if hot:
-        optimizer.measure_while_hot()
+        optimizer.hook_gradients("measure")
     taken = []
     num_hot = 0
     for _ in range(2):
@@ -151,7 +151,7 @@ def test_measured_hot_or_cold(rule: str, options: dict[str, Any]) -> None:
 def test_a_gradient_that_changed_after_it_was_measured_hot(edit: Any) -> None:
     parameter = Parameter(torch.ones(5000))
     optimizer = tw.optim.SGD([parameter], lr=0.0, clip_norm=1.0)
-    optimizer.measure_while_hot()
+    optimizer.hook_gradients("measure")
     parameter.sum().backward()
     edit(parameter)
     optimizer.step()

@@ -77,7 +77,7 @@ def test_trains_as_in_float32(rule: str, storage: dict[str, Any]) -> None:
         assert (parameter.detach() == rounded).float().mean() > 0.999
 
 
-@pytest.mark.parametrize("storage,expected", zip(STORAGES, BYTES, strict=True), ids=str)
+@pytest.mark.parametrize("storage,expected", list(zip(STORAGES, BYTES, strict=True)), ids=str)
 def test_bytes_per_parameter(storage: dict[str, Any], expected: float) -> None:
     parameter, optimizer = make("AdamW", storage)
     run(parameter, optimizer, 0, 1)
