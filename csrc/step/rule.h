@@ -1,5 +1,5 @@
 // What an update rule is: a struct of static members, written once and compiled for every ISA, for
-// CUDA and for the scalar oracle. CONTRIBUTING.md goes through adding one. A rule has
+// CUDA and for the scalar oracle. docs/add-an-update-rule.md adds one. A rule has
 //   kName                 its name in the bindings
 //   kNeeds                what an element's update depends on, see Needs
 //   kOptionNames          the members of Options, in order: what one param group sets

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tradewind.engine import StepResult as StepResult
     from tradewind.engine.loss_scale import LossScale as LossScale
     from tradewind.optim.grad_scaler import GradScaler as GradScaler
+    from tradewind.optim.muon_recipe import Muon as Muon
     from tradewind.optim.recipe import LAMB as LAMB
     from tradewind.optim.recipe import SGD as SGD
     from tradewind.optim.recipe import Adagrad as Adagrad
@@ -39,6 +40,7 @@ _MODULE_OF = {
     "Image": "tradewind.track",
     "LAMB": "tradewind.optim.recipe",
     "Lion": "tradewind.optim.recipe",
+    "Muon": "tradewind.optim.muon_recipe",
     "LossScale": "tradewind.engine.loss_scale",
     "Place": "tradewind.place",
     "RMSprop": "tradewind.optim.recipe",

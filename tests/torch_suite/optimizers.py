@@ -24,6 +24,9 @@ LIKE = {
     "Lion": "AdamW",
     "LAMB": "AdamW",
 }
+# Options of an input that does not set them. The suite expects that a zero gradient changes nothing
+# without weight decay, and knows by name which of torch's classes decay by default.
+OPTIONS = {"LAMB": {"weight_decay": 0}}
 
 
 def classes() -> dict[str, type[torch.optim.Optimizer]]:
@@ -56,7 +59,16 @@ def _info(ours: type[torch.optim.Optimizer], torchs: Any) -> Any:
             info.optim_error_inputs_func,
             lambda errors: (e for e in errors if options >= {*e.optimizer_error_input.kwargs}),
         )
+    usual = OPTIONS.get(ours.__name__, {})
+    info.optim_inputs_func = _of_ours(
+        info.optim_inputs_func, lambda inputs: (_with_options(i, usual) for i in inputs)
+    )
     return info
+
+
+def _with_options(given: Any, usual: dict[str, Any]) -> Any:
+    given.kwargs = {**usual, **given.kwargs}
+    return given
 
 
 def _of_ours(

@@ -120,7 +120,7 @@ class Engine:
             )
         self._options = options
         # Before adoption, so that a bad recipe leaves the model alone.
-        self.optimizer = make_optimizer(optimizer, named, options)
+        self.optimizer = make_optimizer(optimizer, named, options, model)
         kept = kept_in_float32(model, named, keep_fp32)
         run_path = os.environ.get("TRADEWIND_RUN") or run
         config = describe(self.optimizer, options, model)

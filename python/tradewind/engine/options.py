@@ -149,13 +149,14 @@ def make_optimizer(
     optimizer: Recipe | FusedOptimizer,
     named: list[tuple[str, torch.nn.Parameter]],
     options: StepOptions,
+    model: torch.nn.Module,
 ) -> FusedOptimizer:
     """The optimizer, checked against the Engine's options; `adopt_options` then sets them."""
     if isinstance(optimizer, Recipe):
         trainable = [(name, p) for name, p in named if p.is_floating_point()]
         if not trainable:
             raise ValueError("model: expected at least one floating-point parameter, got none")
-        built = optimizer.build(trainable)
+        built = optimizer.build(trainable, model=model)
         _check_agreement(built, options)
         return built
     if not isinstance(optimizer, FusedOptimizer):
@@ -200,7 +201,7 @@ def describe(
 ) -> dict[str, Any]:
     groups = []
     for group in optimizer.param_groups:
-        described = {key: group[key] for key in optimizer.defaults if key in group}
+        described = {key: group[key] for key in group if key not in ("params", "param_names")}
         with contextlib.suppress(TypeError, ValueError):
             described["lr"] = float(group["lr"])
         described["num_parameters"] = len(group["params"])

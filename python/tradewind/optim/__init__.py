@@ -7,6 +7,7 @@ from tradewind.optim.fused import FusedOptimizer
 from tradewind.optim.lamb import LAMB
 from tradewind.optim.lion import Lion
 from tradewind.optim.muon import Muon
+from tradewind.optim.muon_with_adamw import MuonWithAdamW
 from tradewind.optim.rmsprop import RMSprop
 from tradewind.optim.schedules import (
     WarmupCosine,
@@ -26,6 +27,7 @@ __all__ = [
     "FusedOptimizer",
     "Lion",
     "Muon",
+    "MuonWithAdamW",
     "RMSprop",
     "WarmupCosine",
     "WarmupLinear",

@@ -46,7 +46,8 @@ class Adam(FusedOptimizer):
             float32, "bf16" and "8bit" (blocks of 256 that share an exponent) rounded at random
             without bias.
         seed: of that rounding; the same seed, step and place give the same bits.
-        foreach, fused: accepted and ignored: the step is always one pass.
+        foreach: accepted and ignored: the step is always one pass.
+        fused: accepted; True lets `torch.amp.GradScaler` leave unscaling to the step, as in torch.
         capturable, differentiable: True raises NotImplementedError.
 
     Raises:

@@ -8,9 +8,10 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from operator import is_
-from typing import Any, ClassVar, Literal, get_args, overload
+from typing import Any, Literal, get_args, overload
 
 import torch
+from torch._compile import _disable_dynamo
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from tradewind._core import native
@@ -100,8 +101,6 @@ def _is_same(now: list[list[Any]], seen: list[list[Any]]) -> bool:
 class FusedOptimizer(Optimizer):
     """Base of `tw.optim`. A subclass gives its rule's name, option values and checks."""
 
-    # torch.amp.GradScaler then sets grad_scale and found_inf instead of unscaling gradients.
-    _step_supports_amp_scaling: ClassVar[bool] = True
     # Rebuilt whenever groups, rules or the state dicts change under us.
     _table: native.OptimizerTable | None = None
     _orders: Orders | None = None
@@ -128,6 +127,17 @@ class FusedOptimizer(Optimizer):
     @staticmethod
     def _check_group(group: dict[str, Any]) -> None:
         raise NotImplementedError
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether torch.amp.GradScaler leaves unscaling to the step, by grad_scale and found_inf.
+
+        As in torch where fused=True asks for it: Lightning refuses to clip otherwise. And where
+        gradients may be float16, which torch's scaler does not unscale.
+        """
+        if self.defaults.get("fused"):
+            return True
+        return any(p.dtype == torch.float16 for group in self.param_groups for p in group["params"])
 
     @property
     def outcome(self) -> Outcome | None:
@@ -202,6 +212,9 @@ class FusedOptimizer(Optimizer):
     @overload
     def step(self, closure: Callable[[], float]) -> float: ...
 
+    # One graph break under torch.compile, as the native pass holds nothing to trace. Unlike
+    # torch.compiler.disable, this one imports the compiler at the first call alone.
+    @_disable_dynamo
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Update every parameter that has a gradient. Returns the closure's loss, if one is given.

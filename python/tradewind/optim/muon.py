@@ -17,12 +17,25 @@ from tradewind.optim.fused import (
 )
 
 
+def listed_matrices(params: Any) -> list[Any]:
+    """`params` of a group as a list. Raises ValueError, by shape, for what is no matrix."""
+    listed = [params] if isinstance(params, torch.Tensor) else list(params)
+    for item in listed:
+        parameter = item[1] if isinstance(item, tuple) else item
+        if isinstance(parameter, torch.Tensor) and parameter.ndim != 2:
+            raise ValueError(
+                "Muon only supports 2D parameters whereas we found a parameter with size: "
+                f"{parameter.size()}; give it to AdamW"
+            )
+    return listed
+
+
 class Muon(FusedOptimizer):
     """Muon for the hidden matrices of a network (Jordan, 2024; Liu et al., 2025, arXiv:2502.16982).
 
     Same mathematics, defaults, param groups and state dict as `torch.optim.Muon` (2.13). Everything
     that is not a hidden matrix (embeddings, heads, norms, biases) belongs to AdamW: make two
-    optimizers.
+    optimizers, or one :class:`tradewind.optim.MuonWithAdamW`; `tw.Muon` is the recipe of that.
 
     Args:
         params: matrices, dicts of param groups, or (name, matrix) pairs.
@@ -37,7 +50,8 @@ class Muon(FusedOptimizer):
             (lr times 0.2 sqrt(max(rows, columns))).
         maximize: ascend instead of descend.
         clip_norm, measure, masters, state_dtype, seed: see :class:`tradewind.optim.AdamW`.
-        foreach, fused: accepted and ignored: the step is always one pass.
+        foreach: accepted and ignored: the step is always one pass.
+        fused: accepted; True lets `torch.amp.GradScaler` leave unscaling to the step, as in torch.
         capturable, differentiable: True raises NotImplementedError.
 
     Raises:
@@ -94,16 +108,8 @@ class Muon(FusedOptimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a param group of matrices. Raises ValueError for anything else, by shape."""
-        given = param_group["params"]
-        listed = [given] if isinstance(given, torch.Tensor) else list(given)
-        for item in listed:
-            parameter = item[1] if isinstance(item, tuple) else item
-            if isinstance(parameter, torch.Tensor) and parameter.ndim != 2:
-                raise ValueError(
-                    "Muon only supports 2D parameters whereas we found a parameter with size: "
-                    f"{parameter.size()}; give it to AdamW"
-                )
-        super().add_param_group({**param_group, "params": listed})
+        matrices = listed_matrices(param_group["params"])
+        super().add_param_group({**param_group, "params": matrices})
 
     @staticmethod
     def _matrix_options(group: dict[str, Any]) -> native.MatrixOptions:

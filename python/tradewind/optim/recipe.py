@@ -54,7 +54,7 @@ class Recipe:
         self.groups = [dict(group) for group in groups]
         self._check_names(self.options, "options")
         # Built on a scrap tensor, so that a bad value is told here and not when training starts.
-        self.optimizer_class([torch.zeros(1)], **self.options)
+        self.optimizer_class([torch.zeros(1, 1)], **self.options)
         for index, group in enumerate(self.groups):
             if "params" not in group:
                 raise ValueError(
@@ -63,7 +63,7 @@ class Recipe:
                 )
             changed = {key: value for key, value in group.items() if key != "params"}
             self._check_names(changed, f"groups[{index}]")
-            scrap = {**changed, "params": [torch.zeros(1)]}
+            scrap = {**changed, "params": [torch.zeros(1, 1)]}
             self.optimizer_class([scrap], **self.options)
 
     def _check_names(self, options: Mapping[str, Any], place: str) -> None:
@@ -79,8 +79,21 @@ class Recipe:
         self,
         named_parameters: Iterable[tuple[str, torch.nn.Parameter]],
         clip_norm: float | None = None,
+        model: torch.nn.Module | None = None,
     ) -> FusedOptimizer:
-        """The optimizer over these parameters. Raises ValueError for a group that takes none."""
+        """The optimizer over these parameters, which are `model`'s where that is given.
+
+        Raises ValueError for a group that takes no parameter.
+        """
+        options = dict(self.options)
+        if clip_norm is not None:
+            options["clip_norm"] = clip_norm
+        return self.optimizer_class(self.param_groups(named_parameters), **options)
+
+    def param_groups(
+        self, named_parameters: Iterable[tuple[str, torch.nn.Parameter]]
+    ) -> list[dict[str, Any]]:
+        """The param groups over these parameters. Raises ValueError for one that takes none."""
         members: list[list[tuple[str, torch.nn.Parameter]]] = [
             [] for _ in range(1 + len(self.groups))
         ]
@@ -97,15 +110,11 @@ class Recipe:
                     f"groups[{index - 1}]: params={group['params']!r} matches no parameter that an "
                     "earlier group has not taken; check it against model.named_parameters()"
                 )
-        param_groups = [
+        return [
             {**({} if index == 0 else self.groups[index - 1]), "params": members[index]}
             for index in range(len(members))
             if members[index]
         ]
-        options = dict(self.options)
-        if clip_norm is not None:
-            options["clip_norm"] = clip_norm
-        return self.optimizer_class(param_groups, **options)
 
     def __repr__(self) -> str:
         options = [f"{name}={value!r}" for name, value in self.options.items()]

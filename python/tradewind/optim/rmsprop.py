@@ -31,7 +31,8 @@ class RMSprop(FusedOptimizer):
         centered: divide by an estimate of the variance (Graves, 2013, arXiv:1308.0850).
         maximize: ascend instead of descend.
         clip_norm, measure, masters, state_dtype, seed: see :class:`tradewind.optim.AdamW`.
-        foreach, fused: accepted and ignored: the step is always one pass.
+        foreach: accepted and ignored: the step is always one pass.
+        fused: accepted; True lets `torch.amp.GradScaler` leave unscaling to the step, as in torch.
         capturable, differentiable: True raises NotImplementedError.
 
     Raises:

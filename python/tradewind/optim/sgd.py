@@ -26,7 +26,8 @@ class SGD(FusedOptimizer):
         nesterov: look ahead along the buffer; needs momentum > 0 and dampening 0.
         maximize: ascend instead of descend.
         clip_norm, measure, masters, state_dtype, seed: see :class:`tradewind.optim.AdamW`.
-        foreach, fused: accepted and ignored: the step is always one pass.
+        foreach: accepted and ignored: the step is always one pass.
+        fused: accepted; True lets `torch.amp.GradScaler` leave unscaling to the step, as in torch.
         differentiable: True raises NotImplementedError.
 
     Raises:

@@ -32,10 +32,14 @@ def train(scaler: torch.amp.GradScaler, model: nn.Module, optimizer: torch.optim
 
 @pytest.mark.parametrize("scaler_class", [tw.GradScaler, torch.amp.GradScaler])
 @pytest.mark.parametrize("clip_norm", [None, 0.01])
-def test_trains_as_torch(scaler_class: type[torch.amp.GradScaler], clip_norm: float | None) -> None:
+@pytest.mark.parametrize("fused", [None, True])
+def test_trains_as_torch(
+    scaler_class: type[torch.amp.GradScaler], clip_norm: float | None, fused: bool | None
+) -> None:
     ours, theirs = make(), make()
     scaler = scaler_class("cpu", growth_interval=2)
-    train(scaler, ours, tw.optim.AdamW(ours.parameters(), lr=0.01, clip_norm=clip_norm))
+    optimizer = tw.optim.AdamW(ours.parameters(), lr=0.01, clip_norm=clip_norm, fused=fused)
+    train(scaler, ours, optimizer)
 
     reference = torch.amp.GradScaler("cpu", growth_interval=2)
     optimizer = torch.optim.AdamW(theirs.parameters(), lr=0.01)
@@ -61,6 +65,12 @@ def test_a_skipped_step_changes_nothing() -> None:
     scaler.step(optimizer)
     torch.testing.assert_close((model.state_dict(), optimizer.state_dict()), before, rtol=0, atol=0)
     assert not optimizer.outcome.applied
+
+
+def test_torchs_scaler_unscales_unless_told_otherwise_as_with_torchs_optimizers() -> None:
+    for fused in (None, False, True):
+        optimizer = tw.optim.AdamW(make().parameters(), lr=0.01, fused=fused)
+        assert optimizer._step_supports_amp_scaling is bool(fused)
 
 
 @pytest.mark.parametrize("scaler_class", [tw.GradScaler, torch.amp.GradScaler])
