@@ -54,20 +54,22 @@ ParameterArena::ParameterArena(std::vector<at::Tensor> parameters, std::vector<s
   for (std::size_t i = 0; i < parameters_.size(); ++i) check(i);
   check_separate_memory(parameters_, names_);
   for (const ArenaSpec& arena : layout_.arenas()) {
-    arenas_.push_back(std::make_shared<ArenaMemory>(arena.size_bytes, ArenaMemory::Fork::kShare));
+    arenas_.push_back(
+        allocate_zeroed(arena.size_bytes, parameters_[0].device(), ArenaMemory::Fork::kShare));
   }
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const auto& arena = arenas_[static_cast<std::size_t>(layout_.slots()[i].arena_idx)];
-    homes_.push_back(tensor_over(parameters_[i], slot_data(i), arena));
+    homes_.push_back(tensor_over(parameters_[i], slot_data(i), arena.keeper));
   }
   for (std::size_t i = 0; i < parameters_.size(); ++i) move_in(i);
 }
 
 void ParameterArena::check(std::size_t idx) const {
   const at::Tensor& parameter = parameters_[idx];
-  if (parameter.layout() != at::kStrided || !parameter.device().is_cpu()) {
-    fail(ErrorKind::kBadType, "parameter '", names_[idx], "': expected a strided CPU tensor, got ",
-         parameter.layout(), " on ", parameter.device());
+  const c10::Device device = parameters_[0].device();
+  if (parameter.layout() != at::kStrided || parameter.device() != device) {
+    fail(ErrorKind::kBadType, "parameter '", names_[idx], "': expected a strided tensor on ",
+         device, ", got ", parameter.layout(), " on ", parameter.device());
   }
   if (!is_dense(parameter)) {
     fail(ErrorKind::kBadValue, "parameter '", names_[idx], "': expected dense memory, got strides ",
@@ -78,7 +80,7 @@ void ParameterArena::check(std::size_t idx) const {
 
 std::byte* ParameterArena::slot_data(std::size_t idx) const {
   const Slot& slot = layout_.slots()[idx];
-  return arenas_[static_cast<std::size_t>(slot.arena_idx)]->data() + slot.offset_bytes;
+  return arenas_[static_cast<std::size_t>(slot.arena_idx)].data + slot.offset_bytes;
 }
 
 void ParameterArena::move_in(std::size_t idx) {
@@ -112,7 +114,7 @@ std::vector<std::int64_t> ParameterArena::bring_home() {
 
 std::int64_t ParameterArena::size_bytes() const {
   std::int64_t bytes = 0;
-  for (const auto& arena : arenas_) bytes += arena->size_bytes();
+  for (const ArenaSpec& arena : layout_.arenas()) bytes += arena.size_bytes;
   return bytes;
 }
 

@@ -12,14 +12,15 @@
 #include <vector>
 
 #include "arena/layout.h"
-#include "arena/memory.h"
+#include "torch/zeroed_memory.h"
 
 namespace tradewind {
 
 class ParameterArena {
  public:
-  // Throws Error naming the parameter that cannot be adopted and why; the model is then as it was.
-  // Adds at most one copy of the parameters at the peak, and none after.
+  // All parameters lie on one device, the arenas too. Throws Error naming the parameter that cannot
+  // be adopted and why; the model is then as it was. Adds at most one copy of the parameters at the
+  // peak, and none after.
   ParameterArena(std::vector<at::Tensor> parameters, std::vector<std::string> names,
                  const LayoutOptions& options);
 
@@ -38,7 +39,7 @@ class ParameterArena {
   std::vector<at::Tensor> parameters_;
   std::vector<std::string> names_;
   Layout layout_;
-  std::vector<std::shared_ptr<ArenaMemory>> arenas_;
+  std::vector<ZeroedMemory> arenas_;
   std::vector<at::Tensor> homes_;  // a tensor over each slot, as the parameter was adopted
 };
 

@@ -3,13 +3,11 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/zeros.h>
 
-#include "arena/memory.h"
-
 namespace tradewind {
 
-ZeroedMemory allocate_zeroed(std::int64_t num_bytes, c10::Device device) {
+ZeroedMemory allocate_zeroed(std::int64_t num_bytes, c10::Device device, ArenaMemory::Fork fork) {
   if (device.is_cpu()) {
-    auto memory = std::make_shared<ArenaMemory>(num_bytes, ArenaMemory::Fork::kHide);
+    auto memory = std::make_shared<ArenaMemory>(num_bytes, fork);
     return {memory->data(), memory};
   }
   auto memory = std::make_shared<at::Tensor>(

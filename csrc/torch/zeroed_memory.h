@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <memory>
 
+#include "arena/memory.h"
+
 namespace tradewind {
 
 struct ZeroedMemory {
@@ -16,7 +18,8 @@ struct ZeroedMemory {
 };
 
 // Throws Error(kOutOfMemory) on the CPU, and what torch throws elsewhere. Zeros are written on the
-// device's current stream.
-ZeroedMemory allocate_zeroed(std::int64_t num_bytes, c10::Device device);
+// device's current stream. `fork`: of the CPU's memory.
+ZeroedMemory allocate_zeroed(std::int64_t num_bytes, c10::Device device,
+                             ArenaMemory::Fork fork = ArenaMemory::Fork::kHide);
 
 }  // namespace tradewind
