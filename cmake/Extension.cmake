@@ -34,6 +34,8 @@ add_library(tradewind_torch STATIC
   csrc/torch/backward_update.cpp
   csrc/torch/gradient_arena.cpp
   csrc/torch/gradient_hooks.cpp
+  csrc/torch/device_image.cpp
+  csrc/torch/device_table.cpp
   csrc/torch/group_state.cpp
   csrc/torch/hot_measure.cpp
   csrc/torch/optimizer_parameters.cpp
@@ -41,7 +43,9 @@ add_library(tradewind_torch STATIC
   csrc/torch/orthogonalize.cpp
   csrc/torch/parameter_arena.cpp
   csrc/torch/parameter_checks.cpp
+  csrc/torch/pinned_pool.cpp
   csrc/torch/slot_tensor.cpp
+  csrc/torch/step_reading.cpp
   csrc/torch/zeroed_memory.cpp
   $<TARGET_OBJECTS:tradewind_parallel>)
 target_link_libraries(tradewind_torch PUBLIC tradewind_core tradewind_libtorch)

@@ -6,6 +6,6 @@ PYBIND11_MODULE(_native, module) {
   tradewind::bindings::register_exceptions();
   tradewind::bindings::register_arena(module);
   tradewind::bindings::register_step(module);
-  tradewind::bindings::register_cuda(module);
   tradewind::bindings::register_optimizer(module);
+  tradewind::bindings::register_cuda(module);
 }

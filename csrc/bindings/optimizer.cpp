@@ -45,25 +45,6 @@ BackwardUpdate& backward_update_of(const Table& table) {
   return *table.backward_update();
 }
 
-py::typing::Dict<py::str, py::typing::List<py::float_>> statistics(const Table& table) {
-  const auto& all = table.statistics();
-  const auto column = [&](auto get) {
-    std::vector<decltype(get(all[0]))> values;
-    for (const auto& one : all) values.push_back(get(one));
-    return py::list(py::cast(values));
-  };
-  using One = const OptimizerTable::ParameterStatistics&;
-  py::typing::Dict<py::str, py::typing::List<py::float_>> columns;
-  columns["parameter_idx"] = column([](One one) { return one.parameter_idx; });
-  columns["num_elements"] = column([](One one) { return one.num_elements; });
-  columns["gradient_squares"] = column([](One one) { return one.measure.sum_of_squares; });
-  columns["gradient_max"] = column([](One one) { return one.measure.max_abs; });
-  columns["num_zeros"] = column([](One one) { return one.measure.num_zeros; });
-  columns["parameter_squares"] = column([](One one) { return one.change.parameter_squares; });
-  columns["change_squares"] = column([](One one) { return one.change.change_squares; });
-  return columns;
-}
-
 }  // namespace
 
 void register_optimizer(py::module_& module) {
@@ -101,8 +82,9 @@ void register_optimizer(py::module_& module) {
       .def("measure", &measure)
       .def("sweep", &sweep, py::arg("groups"), py::arg("gradient_multiplier"),
            py::arg("wants_changes") = false)
-      .def("statistics", &statistics,
-           "Columns over the parameters that the last step went over, by name.")
+      .def(
+          "statistics", [](const Table& self) { return columns_of(self.statistics()); },
+          "Columns over the parameters that the last step went over, by name.")
       .def("skip", &Table::skip)
       .def(
           "hook_gradients",

@@ -53,7 +53,29 @@ inline std::vector<GroupOptions> group_options(const std::vector<GroupTuple>& gr
   return options;
 }
 
-// A table (one that has parameters()) whose state tensors stand in an optimizer's state dicts.
+// Of the parameters that a step went over, by name.
+inline pybind11::typing::Dict<pybind11::str, pybind11::typing::List<pybind11::float_>> columns_of(
+    const std::vector<ParameterStatistics>& all) {
+  namespace py = pybind11;
+  using One = const ParameterStatistics&;
+  const auto column = [&](auto get) {
+    std::vector<decltype(get(all[0]))> values;
+    for (const auto& one : all) values.push_back(get(one));
+    return py::list(py::cast(values));
+  };
+  py::typing::Dict<py::str, py::typing::List<py::float_>> columns;
+  columns["parameter_idx"] = column([](One one) { return one.parameter_idx; });
+  columns["num_elements"] = column([](One one) { return one.num_elements; });
+  columns["gradient_squares"] = column([](One one) { return one.measure.sum_of_squares; });
+  columns["gradient_max"] = column([](One one) { return one.measure.max_abs; });
+  columns["num_zeros"] = column([](One one) { return one.measure.num_zeros; });
+  columns["parameter_squares"] = column([](One one) { return one.change.parameter_squares; });
+  columns["change_squares"] = column([](One one) { return one.change.change_squares; });
+  return columns;
+}
+
+// A table (one that has parameters() and add_state()) whose state tensors stand in an optimizer's
+// state dicts.
 template <class Table>
 class StateTable : public Table {
  public:
@@ -64,7 +86,7 @@ class StateTable : public Table {
                     const pybind11::typing::Dict<pybind11::str, pybind11::object>& entry,
                     bool is_first) {
     Handed handed{entry, {}};
-    for (NamedTensor& named : this->parameters().add_state(parameter_idx, is_first)) {
+    for (NamedTensor& named : this->add_state(parameter_idx, is_first)) {
       // One key object for all parameters: look-ups then compare pointers and stay in cache.
       const auto key = pybind11::reinterpret_steal<pybind11::str>(
           PyUnicode_InternFromString(named.name.c_str()));

@@ -51,7 +51,7 @@ class BackwardUpdate {
   std::vector<std::uint8_t> has_arrived_;
   std::vector<std::size_t> waiting_;
   std::int64_t num_waiting_elements_ = 0;
-  std::vector<OptimizerTable::ParameterStatistics> statistics_;
+  std::vector<ParameterStatistics> statistics_;
   Result result_;
 };
 

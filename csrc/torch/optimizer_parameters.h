@@ -28,6 +28,14 @@ struct GroupOptions {
   MatrixOptions matrix = {};  // for a rule that needs whole matrices
 };
 
+// What a step says of one parameter that had a gradient.
+struct ParameterStatistics {
+  std::int64_t parameter_idx;
+  std::int64_t num_elements;
+  SlotMeasure measure;
+  SlotChange change;
+};
+
 class OptimizerParameters {
  public:
   static constexpr std::int64_t kNoLongerFits = -1;

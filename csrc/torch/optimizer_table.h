@@ -33,6 +33,9 @@ class OptimizerTable {
   void add_group(std::string_view rule_name, const std::vector<at::Tensor>& parameters,
                  const std::vector<std::string>& names);
   [[nodiscard]] OptimizerParameters& parameters() { return parameters_; }
+  std::vector<NamedTensor> add_state(std::int64_t parameter_idx, bool is_first) {
+    return parameters_.add_state(parameter_idx, is_first);
+  }
 
   // As OptimizerParameters has them.
   std::int64_t collect();
@@ -50,12 +53,6 @@ class OptimizerTable {
   // In place of a sweep: the step is vetoed. statistics() then know the gradients alone.
   void skip();
   // What the last collect(), measure() and sweep() say of each parameter that had a gradient.
-  struct ParameterStatistics {
-    std::int64_t parameter_idx;
-    std::int64_t num_elements;
-    SlotMeasure measure;
-    SlotChange change;
-  };
   [[nodiscard]] const std::vector<ParameterStatistics>& statistics() const { return statistics_; }
   void set_statistics(std::vector<ParameterStatistics> statistics) {
     statistics_ = std::move(statistics);

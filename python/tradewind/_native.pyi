@@ -16,6 +16,7 @@ __all__: list[str] = [
     "BackwardUpdateResult",
     "Bucket",
     "CudaLibrary",
+    "DeviceTable",
     "Layout",
     "MatrixOptions",
     "MeasureResult",
@@ -23,6 +24,7 @@ __all__: list[str] = [
     "ParameterArena",
     "Rule",
     "Slot",
+    "StepReading",
     "clip_factor",
     "decode_blocks",
     "isa",
@@ -118,16 +120,6 @@ class Rule:
     def state_is_positive(self) -> list[bool]: ...
     @property
     def state_names(self) -> list[str]: ...
-
-class CudaLibrary:
-    def __copy__(self, *args) -> typing.Any: ...
-    def __deepcopy__(self, *args) -> typing.Any: ...
-    def __init__(self, path: str) -> None: ...
-    def __reduce_ex__(self, *args) -> typing.Any: ...
-    def probe(self) -> tuple[int, str, int, int]:
-        """
-        (error code, its text, devices, compute capability of the first as 10 * major + minor)
-        """
 
 class MeasureResult:
     @property
@@ -237,6 +229,110 @@ class OptimizerTable:
         gradient_multiplier: typing.SupportsFloat | typing.SupportsIndex,
         wants_changes: bool = False,
     ) -> None: ...
+
+class CudaLibrary:
+    def __copy__(self, *args) -> typing.Any: ...
+    def __deepcopy__(self, *args) -> typing.Any: ...
+    def __init__(self, path: str) -> None: ...
+    def __reduce_ex__(self, *args) -> typing.Any: ...
+    def probe(self) -> tuple[int, str, int, int]:
+        """
+        (error code, its text, devices, compute capability of the first as 10 * major + minor)
+        """
+
+class StepReading:
+    def __copy__(self, *args) -> typing.Any: ...
+    def __deepcopy__(self, *args) -> typing.Any: ...
+    def __reduce_ex__(self, *args) -> typing.Any: ...
+    def is_ready(self) -> bool:
+        """
+        Whether the device has come so far; never waits.
+        """
+    def outcome(self) -> tuple[float, float, bool, int, int]:
+        """
+        (norm, clip factor, applied, non-finite gradients, index of the first or -1)
+
+        Waits for the device.
+        """
+    def statistics(self) -> dict[str, list[float]]:
+        """
+        Columns over the step's parameters, by name; waits for the device.
+        """
+
+class DeviceTable:
+    def __copy__(self, *args) -> typing.Any: ...
+    def __deepcopy__(self, *args) -> typing.Any: ...
+    def __init__(
+        self,
+        library: CudaLibrary,
+        device: torch.device,
+        masters: str = "none",
+        state_dtype: str = "parameter",
+        seed: typing.SupportsInt | typing.SupportsIndex = 0,
+    ) -> None: ...
+    def __reduce_ex__(self, *args) -> typing.Any: ...
+    def add_group(
+        self,
+        rule_name: str,
+        parameters: collections.abc.Sequence[torch.Tensor],
+        names: collections.abc.Sequence[str],
+        numbers: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    ) -> None: ...
+    def add_state(
+        self,
+        parameter_idx: typing.SupportsInt | typing.SupportsIndex,
+        entry: dict[str, typing.Any],
+        is_first: bool,
+    ) -> None: ...
+    def carry_over(
+        self,
+        before: DeviceTable,
+        from_idx: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    ) -> None: ...
+    def collect(self) -> int: ...
+    def loss_scale(self) -> torch.Tensor: ...
+    def measure(self, stream: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    def missing_state(self) -> list[int]:
+        """
+        Indices of collected parameters that have no state yet.
+        """
+    def owns_states(self) -> bool: ...
+    def prepare(
+        self,
+        groups: collections.abc.Sequence[
+            tuple[
+                collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex],
+                bool,
+                MatrixOptions | None,
+            ]
+        ],
+        learning_rates: collections.abc.Sequence[torch.Tensor | None],
+        *,
+        gradient_multiplier: typing.SupportsFloat | typing.SupportsIndex,
+        max_norm: typing.SupportsFloat | typing.SupportsIndex,
+        grad_scale: torch.Tensor | None,
+        found_inf: torch.Tensor | None,
+        measures: bool,
+        vetoes_nonfinite: bool,
+        wants_statistics: bool,
+        wants_changes: bool,
+        is_capturing: bool,
+    ) -> None: ...
+    def release_gradients(self) -> None: ...
+    def set_master(
+        self, parameter_idx: typing.SupportsInt | typing.SupportsIndex, values: torch.Tensor
+    ) -> None: ...
+    def set_state(
+        self,
+        parameter_idx: typing.SupportsInt | typing.SupportsIndex,
+        state_idx: typing.SupportsInt | typing.SupportsIndex,
+        values: torch.Tensor,
+    ) -> None: ...
+    def sums(self) -> torch.Tensor: ...
+    def update(self, stream: typing.SupportsInt | typing.SupportsIndex) -> StepReading: ...
+    def vetoed(self) -> torch.Tensor: ...
+    @property
+    def num_uploads(self) -> int: ...
 
 def clip_factor(
     norm: typing.SupportsFloat | typing.SupportsIndex,

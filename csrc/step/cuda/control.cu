@@ -41,9 +41,10 @@ __global__ void decide_kernel(TradewindCudaControl* control) {
   const bool is_measured = settings.is_measured != 0;
   const bool is_finite = !is_measured || outcome.num_nonfinite_slots == 0.0;
   const bool is_vetoed = settings.found_inf != nullptr && *settings.found_inf != 0.0F;
-  const double norm = is_measured ? root(outcome.sum_of_squares) * unscale : 0.0;
+  const double size = unscale < 0.0 ? -unscale : unscale;
+  const double norm = is_measured ? root(outcome.sum_of_squares) * size : 0.0;
   double clip_factor = 1.0;
-  if (is_measured && settings.max_norm > 0.0) {
+  if (is_measured && settings.max_norm >= 0.0) {
     const double factor = settings.max_norm / (norm + 1e-6);
     clip_factor = factor > 1.0 ? 1.0 : factor;
   }

@@ -13,7 +13,7 @@ extern "C" {
 #endif
 
 /* Raised with every change of this file: a library of another version is refused. */
-#define TRADEWIND_CUDA_INTERFACE_VERSION 2
+#define TRADEWIND_CUDA_INTERFACE_VERSION 3
 
 /* Equal to kNormBlockElements, kMaxStates, kMaxOptions and sizeof(ScalarBlock). */
 #define TRADEWIND_CUDA_BLOCK_ELEMENTS 4096
@@ -58,7 +58,7 @@ typedef struct {
 /* The orders of a step. */
 typedef struct {
   double gradient_multiplier; /* 1 / what accumulation divides by; loss scales divide it further */
-  double max_norm;            /* of the unscaled gradients; 0 or less: no clipping */
+  double max_norm;            /* of the unscaled gradients; negative: no clipping */
   uint64_t seed;              /* of random_key() */
   const float* grad_scale;    /* null, or a loss scale that is kept elsewhere */
   const float* found_inf;     /* null, or a veto from elsewhere: not 0 */

@@ -69,6 +69,10 @@ class Outcome:
     gradient_multiplier: float = 1.0  # what gradients are multiplied by to be those of the loss
     num_withheld: int = 0  # parameters not updated, where each has its own veto
 
+    def found_inf(self, device: torch.device) -> torch.Tensor:
+        """1 where the update was vetoed, else 0: 0-d, float32, on the device, without a wait."""
+        return torch.full((), float(not self.applied), device=device)
+
 
 # Option values in the rule's order, maximize, and what a rule with matrices takes besides.
 Group = tuple[list[float], bool, native.MatrixOptions | None]
@@ -101,11 +105,12 @@ def _is_same(now: list[list[Any]], seen: list[list[Any]]) -> bool:
 class FusedOptimizer(Optimizer):
     """Base of `tw.optim`. A subclass gives its rule's name, option values and checks."""
 
+    # Parameters on devices of this type are stepped there.
+    _device_type = "cuda"
     # Rebuilt whenever groups, rules or the state dicts change under us.
-    _table: native.OptimizerTable | None = None
+    _table: native.OptimizerTable | cuda.DeviceTables | None = None
     _orders: Orders | None = None
     _outcome: Outcome | None = None
-    _has_cuda_parameters = False
     clip_norm: float | None = None
     masters: Masters | None = None
     state_dtype: StateDtype | None = None
@@ -143,10 +148,6 @@ class FusedOptimizer(Optimizer):
     def outcome(self) -> Outcome | None:
         """What the last step did; None before the first."""
         return self._outcome
-
-    @property
-    def has_cuda_parameters(self) -> bool:
-        return self._has_cuda_parameters
 
     def __init__(
         self,
@@ -203,7 +204,6 @@ class FusedOptimizer(Optimizer):
                     "parameters"
                 )
         super().add_param_group(param_group)
-        self._table = None
 
     # --- the step -------------------------------------------------------------------------------
 
@@ -231,28 +231,24 @@ class FusedOptimizer(Optimizer):
         orders = self._take_orders()
         groups = self._groups()
         table = self._current_table()
-        if table.is_updating():
+        if isinstance(table, native.OptimizerTable) and table.is_updating():
             self._outcome = self._end_backward_update(table)
             return loss
         num_collected = table.collect()
         if num_collected == native.NO_LONGER_FITS:  # p.data = other, .to(memory_format=...)
             table = self._build_table(self._rule_names)
             num_collected = table.collect()
-        on_cuda = cuda.collect(self)
-        if on_cuda and num_collected:
-            raise NotImplementedError(
-                "parameters on the CPU and on CUDA in one optimizer are not built yet; make one "
-                "optimizer for each device"
-            )
-        self._outcome = (
-            cuda.step(self, on_cuda, orders) if on_cuda else self._sweep(table, groups, orders)
-        )
+        if isinstance(table, cuda.DeviceTables):
+            self._add_states(table, table.missing_state())
+            self._outcome = table.step(groups, self.param_groups, orders, self.clip_norm)
+        else:
+            self._outcome = self._sweep(table, groups, orders)
         return loss
 
     def _groups(self) -> list[Group]:
         groups = [
             (
-                self._option_values(group),
+                self._host_values(group),
                 bool(group.get("maximize", False)),
                 self._matrix_options(group),
             )
@@ -271,6 +267,11 @@ class FusedOptimizer(Optimizer):
             applied=result.num_updated > 0 or result.num_withheld == 0,
             num_withheld=result.num_withheld,
         )
+
+    def _host_values(self, group: dict[str, Any]) -> list[float]:
+        """Option values; 0 stands for an lr that the device reads itself, without a wait."""
+        is_there = cuda.device_lr(group, self._device_type) is not None and self._is_on_device()
+        return self._option_values({**group, "lr": 0.0} if is_there else group)
 
     def _take_orders(self) -> Orders:
         orders, self._orders = self._orders or Orders(), None
@@ -308,13 +309,17 @@ class FusedOptimizer(Optimizer):
                 return outcome
             if self.clip_norm is not None:
                 outcome.clip_factor = native.clip_factor(outcome.norm, float(self.clip_norm))
-        missing = table.missing_state()
-        for index in missing:
-            self._add_state(table, index, is_first=True)
-        if missing:
-            self._entries_seen = list(self.state.values())
+        self._add_states(table, table.missing_state())
         table.sweep(groups, multiplier * outcome.clip_factor, orders.wants_changes)
         return outcome
+
+    def _add_states(
+        self, table: native.OptimizerTable | cuda.DeviceTables, indices: list[int]
+    ) -> None:
+        for index in indices:
+            self._add_state(table, index, is_first=True)
+        if indices:
+            self._entries_seen = list(self.state.values())
 
     def _check_numbers(self, values_of_groups: list[list[float]]) -> None:
         """Raise before anything is touched: a NaN may come from a scheduler, at any step."""
@@ -329,7 +334,7 @@ class FusedOptimizer(Optimizer):
 
     # --- the table and the state ----------------------------------------------------------------
 
-    def _current_table(self) -> native.OptimizerTable:
+    def _current_table(self) -> native.OptimizerTable | cuda.DeviceTables:
         table = self._table
         rule_names = [self._rule_name(group) for group in self.param_groups]
         # Users edit groups and state in place: every list and dict is compared by identity.
@@ -347,11 +352,22 @@ class FusedOptimizer(Optimizer):
     def _parameters_of_groups(self) -> list[list[torch.Tensor]]:
         return [group["params"] for group in self.param_groups]
 
-    def _build_table(self, rule_names: list[str]) -> native.OptimizerTable:
+    def _is_on_device(self) -> bool:
+        parameters = (p for group in self.param_groups for p in group["params"])
+        return any(p.device.type == self._device_type for p in parameters)
+
+    def _empty_table(self) -> native.OptimizerTable | cuda.DeviceTables:
+        storage = (self.masters or "none", self.state_dtype or "parameter", self.seed)
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        devices = cuda.devices_of(parameters, self._device_type)
+        return cuda.DeviceTables(devices, *storage) if devices else native.OptimizerTable(*storage)
+
+    def _build_table(self, rule_names: list[str]) -> native.OptimizerTable | cuda.DeviceTables:
         """A table over the present groups, with whatever state there is copied into its arenas."""
-        table = native.OptimizerTable(
-            self.masters or "none", self.state_dtype or "parameter", self.seed
-        )
+        table = self._empty_table()
+        carried = None
+        if isinstance(table, cuda.DeviceTables) and isinstance(self._table, cuda.DeviceTables):
+            carried = table.carry_over(self._table, self.state)
         self._table_parameters: list[torch.Tensor] = []
         self._table_names: list[str] = []
         self._table_rules: list[native.Rule] = []
@@ -361,33 +377,36 @@ class FusedOptimizer(Optimizer):
             names = group.get("param_names", [])
             if len(names) != len(group["params"]):  # not given, or "params" edited without them
                 names = [f"group{group_index}.param{i}" for i in range(len(group["params"]))]
-            chosen = [
-                (parameter, name)
-                for parameter, name in zip(group["params"], names, strict=True)
-                if not parameter.is_cuda
-            ]
-            table.add_group(rule_name, [p for p, _ in chosen], [name for _, name in chosen])
-            self._table_parameters += [p for p, _ in chosen]
-            self._table_names += [name for _, name in chosen]
-            self._table_rules += [native.rule(rule_name)] * len(chosen)
+            table.add_group(rule_name, group["params"], names)
+            self._table_parameters += group["params"]
+            self._table_names += names
+            self._table_rules += [native.rule(rule_name)] * len(names)
         for index, parameter in enumerate(self._table_parameters):
             if self.state.get(parameter):
                 self._adopt_state(table, index, self.state[parameter])
+        if carried is not None:
+            carried.apply()
         self._rule_names = rule_names
         self._parameters_seen = [list(parameters) for parameters in self._parameters_of_groups()]
         self._state_seen = self.state
         self._entries_seen = list(self.state.values())
-        self._has_cuda_parameters = any(p.is_cuda for g in self.param_groups for p in g["params"])
         if self._on_gradient is not None:
             table.hook_gradients(self._on_gradient)
         self._table = table
         return table
 
-    def _add_state(self, table: native.OptimizerTable, index: int, *, is_first: bool) -> None:
+    def _add_state(
+        self, table: native.OptimizerTable | cuda.DeviceTables, index: int, *, is_first: bool
+    ) -> None:
         entry = self.state[self._table_parameters[index]]
         table.add_state(index, entry, is_first)
 
-    def _adopt_state(self, table: native.OptimizerTable, index: int, entry: dict[str, Any]) -> None:
+    def _adopt_state(
+        self,
+        table: native.OptimizerTable | cuda.DeviceTables,
+        index: int,
+        entry: dict[str, Any],
+    ) -> None:
         """Move the state that stands in `entry` (ours of an older table, torch's, a copy's) in,
         whatever it was stored as."""
         rule = self._table_rules[index]
@@ -405,6 +424,9 @@ class FusedOptimizer(Optimizer):
                     f"{tuple(parameter.shape)}, got {tuple(value.shape)}; this state belongs to "
                     "other parameters"
                 )
+        # What another way to store it needed, and this one may not.
+        for name in ("master", "master_low", *(f"{name}_exponents" for name in values)):
+            entry.pop(name, None)
         is_first = not rule.counts_steps and any(value is None for value in values.values())
         self._add_state(table, index, is_first=is_first)
         if step is not None and "step" in entry:
@@ -464,7 +486,7 @@ class FusedOptimizer(Optimizer):
     # --- for the Engine -------------------------------------------------------------------------
 
     @property
-    def native_table(self) -> native.OptimizerTable:
+    def native_table(self) -> native.OptimizerTable | cuda.DeviceTables:
         """The table over the present groups and state, brought up to date."""
         return self._current_table()
 
@@ -500,11 +522,7 @@ class FusedOptimizer(Optimizer):
         Raises as `step()` does, before anything is touched."""
         groups = self._groups()
         table = self._current_table()
-        missing = table.missing_state_anywhere()
-        for index in missing:
-            self._add_state(table, index, is_first=True)
-        if missing:
-            self._entries_seen = list(self.state.values())
+        self._add_states(table, table.missing_state_anywhere())
         table.begin_backward_update(groups, wants_changes)
 
     def statistics(self) -> tuple[list[torch.Tensor], dict[str, list[float]]]:

@@ -50,7 +50,6 @@ class GradScaler(torch.amp.GradScaler):
         optimizer.step()
         outcome = optimizer.outcome
         assert outcome is not None
-        found = torch.full((), float(not outcome.applied), device=scale.device)
-        state["found_inf_per_device"] = {scale.device: found}
+        state["found_inf_per_device"] = {scale.device: outcome.found_inf(scale.device)}
         state["stage"] = OptState.STEPPED
         return None

@@ -26,12 +26,13 @@ def state_values(
             f"{sorted(entry)}"
         )
     # In the order of memory that the codes were saved in, which is the parameter's.
-    codes = torch.empty_like(parameter, dtype=torch.uint8)
+    codes = torch.empty_like(parameter, dtype=torch.uint8, device="cpu")
     if value.shape != codes.shape:
         return value
     codes.copy_(value)
     is_positive = rule.state_is_positive[rule.state_names.index(name)]
-    return native.decode_blocks(codes, exponents.contiguous(), not is_positive)
+    values = native.decode_blocks(codes, exponents.cpu().contiguous(), not is_positive)
+    return values.to(parameter.device)
 
 
 def master_values(entry: Mapping[str, Any], parameter: torch.Tensor) -> torch.Tensor | None:
@@ -44,5 +45,6 @@ def master_values(entry: Mapping[str, Any], parameter: torch.Tensor) -> torch.Te
         return None
     if low.shape != parameter.shape:
         return low
-    high = torch.empty_like(parameter).copy_(parameter)
-    return native.join_floats(high, torch.empty_like(high, dtype=torch.int16).copy_(low))
+    high = torch.empty_like(parameter, device="cpu").copy_(parameter)
+    joined = native.join_floats(high, torch.empty_like(high, dtype=torch.int16).copy_(low))
+    return joined.to(parameter.device)

@@ -32,6 +32,8 @@ TEST_F(CudaControl, AVetoLeavesEveryByte) {
     EXPECT_FALSE(std::isfinite(table.outcome().norm));
     EXPECT_EQ(table.control().state.num_skipped, 1);
     EXPECT_EQ(table.control().state.num_steps, 0);
+    table.block_changes()[0].change_squares = 5.0;
+    ASSERT_EQ(tradewind_cuda_combine_changes(&table.c(), nullptr, nullptr), 0);
     for (const TradewindCudaChange& change : table.slot_changes()) {
       EXPECT_EQ(change.change_squares, 0.0);
     }
@@ -68,7 +70,7 @@ TEST_F(CudaControl, AnExternalVetoCounts) {
 
 TEST_F(CudaControl, UnscalesAndClipsInOneFactor) {
   const float grad_scale = 1024.0F;
-  for (const double max_norm : {0.0, 0.25, 1e6}) {
+  for (const double max_norm : {-1.0, 0.0, 0.25, 1e6}) {
     CudaTable cpu_table = small_table();
     CudaTable table = cpu_table;
     table.settings().gradient_multiplier = 0.5;
@@ -79,7 +81,7 @@ TEST_F(CudaControl, UnscalesAndClipsInOneFactor) {
     const auto cpu = cpu_step(cpu_table, unscale, max_norm, 0);
     EXPECT_EQ(table.outcome().norm, cpu->norm);
     EXPECT_EQ(table.outcome().clip_factor, cpu->clip_factor);
-    EXPECT_EQ(table.outcome().clip_factor < 1.0, max_norm == 0.25);
+    EXPECT_EQ(table.outcome().clip_factor < 1.0, max_norm == 0.25 || max_norm == 0.0);
     EXPECT_EQ(table.outcome().gradient_multiplier, unscale * cpu->clip_factor);
     EXPECT_EQ(table.outcome().loss_scale, 1024.0F);
     expect_same_memory(cpu_table, table);
@@ -89,12 +91,12 @@ TEST_F(CudaControl, UnscalesAndClipsInOneFactor) {
 TEST_F(CudaControl, WithoutAMeasureNothingIsClippedOrVetoed) {
   CudaTable cpu_table = small_table();
   CudaTable table = cpu_table;
-  table.settings().max_norm = 0.001;
+  table.settings().max_norm = 1e-9;
   table.control().outcome.num_nonfinite_slots = 3.0;  // of an earlier step
   StepOrders orders;
   orders.measures = false;
   device_step(table, orders);
-  cpu_step(cpu_table, 1.0, 0.0, 0, orders);
+  cpu_step(cpu_table, 1.0, -1.0, 0, orders);
   EXPECT_EQ(table.outcome().norm, 0.0);
   EXPECT_EQ(table.outcome().clip_factor, 1.0);
   EXPECT_EQ(table.outcome().vetoed, 0);

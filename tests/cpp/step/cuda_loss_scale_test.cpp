@@ -105,7 +105,7 @@ TEST_F(CudaLossScale, IsTakenOutOfGradients) {
   table.control().state.loss_scale = 256.0F;
   CudaTable cpu_table = table;
   device_step(table);
-  cpu_step(cpu_table, 1.0 / 256.0, 0.0, 0);
+  cpu_step(cpu_table, 1.0 / 256.0, -1.0, 0);
   expect_same_memory(cpu_table, table);
 }
 

@@ -73,27 +73,31 @@ void expect_cpus_measure(CudaTable& table) {
   EXPECT_EQ(cpu.num_nonfinite() > 0, table.outcome().num_nonfinite_slots > 0.0);
 }
 
+void expect_cpu_kernels_blocks(CudaTable& table) {
+  std::size_t block = 0;
+  for (CudaEntry& entry : table.entries()) {
+    std::vector<BlockMeasure> want(
+        static_cast<std::size_t>(num_norm_blocks(entry.spec.num_elements)));
+    kernels_for("baseline")
+        .measure[static_cast<int>(entry.spec.gradient)](entry.gradient.data(),
+                                                        entry.spec.num_elements, want.data());
+    for (const BlockMeasure& expected : want) {
+      const TradewindCudaMeasure& got = table.block_measures()[block];
+      const std::string what = "block " + std::to_string(block++);
+      expect_same_sum(expected.sum_of_squares, got.sum_of_squares, what);
+      expect_same_sum(expected.max_abs, got.max_abs, what);
+      EXPECT_EQ(expected.num_zeros, got.num_zeros) << what;
+    }
+  }
+  EXPECT_EQ(block, table.block_measures().size());
+}
+
 TEST_F(CudaMeasure, BlocksHaveTheCpuKernelsBits) {
   for (const std::uint64_t seed : {0, 5}) {
     cuda_emulation::set_order(seed);
     CudaTable table = mixed_gradients();
     measure(table);
-    std::int64_t block = 0;
-    for (CudaEntry& entry : table.entries()) {
-      const std::int64_t count = num_norm_blocks(entry.spec.num_elements);
-      std::vector<BlockMeasure> want(static_cast<std::size_t>(count));
-      kernels_for("baseline")
-          .measure[static_cast<int>(entry.spec.gradient)](entry.gradient.data(),
-                                                          entry.spec.num_elements, want.data());
-      for (const BlockMeasure& expected : want) {
-        const TradewindCudaMeasure& got = table.block_measures()[static_cast<std::size_t>(block)];
-        EXPECT_EQ(got.sum_of_squares, expected.sum_of_squares) << "block " << block;
-        EXPECT_EQ(got.max_abs, expected.max_abs) << "block " << block;
-        EXPECT_EQ(got.num_zeros, expected.num_zeros) << "block " << block;
-        ++block;
-      }
-    }
-    EXPECT_EQ(block, table.num_blocks());
+    expect_cpu_kernels_blocks(table);
     expect_cpus_measure(table);
   }
 }
@@ -112,6 +116,7 @@ TEST_F(CudaMeasure, NanAndInfinityAreFoundWhereverTheyAre) {
                         entry.gradient.data());
         }
         measure(table);
+        expect_cpu_kernels_blocks(table);
         expect_cpus_measure(table);
         EXPECT_EQ(table.outcome().num_nonfinite_slots, 4.0);
         EXPECT_EQ(table.outcome().first_nonfinite_slot, static_cast<std::int64_t>(slot));
@@ -138,11 +143,23 @@ TEST_F(CudaMeasure, ThreeThousandSlotsAndOneOfManyBlocks) {
     table.add(gradient_of(kGradientFormats[i % 4], length));
   }
   table.add(gradient_of(Format::kBFloat16, 600 * kNormBlockElements + 5));
+  table.add(gradient_of(Format::kFloat32, 100 * kNormBlockElements));
   table.add(gradient_of(Format::kFloat32, 0));
   cuda_emulation::set_order(3);
   measure(table);
   expect_cpus_measure(table);
   EXPECT_EQ(cuda_emulation::counts().launches, 3);
+}
+
+TEST_F(CudaMeasure, TheFirstOfManyNonFiniteSlotsIsNamed) {
+  CudaTable table;
+  for (int i = 0; i < 500; ++i) table.add(gradient_of(Format::kFloat32, 3));
+  for (const std::size_t slot : {43U, 75U, 107U, 80U, 499U}) {  // some in one lane
+    table.entries()[slot].gradient.as<float>()[1] = std::numeric_limits<float>::infinity();
+  }
+  measure(table);
+  EXPECT_EQ(table.outcome().first_nonfinite_slot, 43);
+  EXPECT_EQ(table.outcome().num_nonfinite_slots, 5.0);
 }
 
 TEST_F(CudaMeasure, NothingToMeasureIsZero) {

@@ -118,7 +118,7 @@ inline std::unique_ptr<CpuStep> cpu_step(CudaTable& table, double unscale, doubl
     cpu->measure.begin(cpu->slots);
     cpu->measure.run(kernels, kSerial);
     cpu->norm = cpu->measure.norm() * unscale;
-    if (max_norm > 0.0) cpu->clip_factor = clip_factor(cpu->norm, max_norm);
+    if (max_norm >= 0.0) cpu->clip_factor = clip_factor(cpu->norm, max_norm);
   }
   std::vector<ScalarBlock> scalars(cpu->slots.size());
   if (table.groups().empty()) table.add_groups();

@@ -18,6 +18,7 @@ namespace tradewind {
 
 class CudaTable {
  public:
+  CudaTable() { control_.settings.max_norm = -1.0; }  // nothing is clipped
   void add(const CudaSlotSpec& spec) {
     entries_.push_back(sample_entry(spec, 100 * entries_.size() + 1));
   }

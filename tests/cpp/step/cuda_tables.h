@@ -24,7 +24,7 @@ inline CudaTable small_table() {
 }
 
 // Every way to store a slot of a rule, with lengths around each boundary.
-inline void add_storages(CudaTable& table, int rule_idx, std::size_t shift) {
+inline void add_storages(CudaTable& table, int rule_idx, std::size_t shift, bool has_fresh = true) {
   using enum Format;
   struct Parameter {
     Format format, gradient;
@@ -52,7 +52,7 @@ inline void add_storages(CudaTable& table, int rule_idx, std::size_t shift) {
       }
       spec.shift = shift;
       spec.sign = table.entries().size() % 2 == 0 ? 1.0 : -1.0;
-      spec.is_fresh = table.entries().size() % 4 == 3;
+      spec.is_fresh = has_fresh && table.entries().size() % 4 == 3;
       table.add(spec);
     }
   }

@@ -1,0 +1,47 @@
+// The numbers of one step on a device, on their way to the host: copied behind the step, and waited
+// for by nobody who does not ask. In a graph's capture they are those of the last replay that the
+// device has finished. One thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "step/cuda/interface.h"
+#include "torch/optimizer_parameters.h"
+#include "torch/pinned_pool.h"
+
+namespace tradewind {
+
+class StepReading {
+ public:
+  struct Slot {
+    std::int64_t parameter_idx;
+    std::int64_t num_elements;
+  };
+  // Where the numbers lie in the buffer; nothing where they were not asked for.
+  struct Places {
+    std::int64_t outcome = 0;
+    std::optional<std::int64_t> measures, changes;
+  };
+
+  StepReading(std::shared_ptr<PinnedBuffer> buffer, Places places,
+              std::shared_ptr<const std::vector<Slot>> slots)
+      : buffer_(std::move(buffer)), places_(places), slots_(std::move(slots)) {}
+
+  // Whether the device has come so far.
+  [[nodiscard]] bool is_ready() const { return buffer_->is_over(); }
+  // These wait for the device.
+  [[nodiscard]] TradewindCudaOutcome outcome() const;
+  [[nodiscard]] std::vector<ParameterStatistics> statistics() const;
+  // The first parameter with a NaN or infinite gradient; -1: none.
+  [[nodiscard]] std::int64_t first_nonfinite_parameter() const;
+
+ private:
+  std::shared_ptr<PinnedBuffer> buffer_;
+  Places places_;
+  std::shared_ptr<const std::vector<Slot>> slots_;  // in the order of the step
+};
+
+}  // namespace tradewind
