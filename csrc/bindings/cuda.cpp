@@ -47,6 +47,7 @@ Numbers outcome(const StepReading& reading) {
 void register_reading(py::module_& module) {
   py::class_<StepReading, std::shared_ptr<StepReading>> reading(module, "StepReading");
   reading
+      .def_property_readonly("is_captured", &StepReading::is_captured)
       .def("is_ready", &StepReading::is_ready, "Whether the device has come so far; never waits.")
       .def("outcome", &outcome,
            "(norm, clip factor, applied, non-finite gradients, index of the first or -1)\n\n"

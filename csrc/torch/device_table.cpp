@@ -326,7 +326,8 @@ std::shared_ptr<StepReading> DeviceTable::read_back() {
   }
   buffer->copy_from(kept);
   if (!orders_.is_capturing) buffer->mark();
-  return std::make_shared<StepReading>(std::move(buffer), places, std::move(slots));
+  return std::make_shared<StepReading>(std::move(buffer), places, orders_.is_capturing,
+                                       std::move(slots));
 }
 
 at::Tensor DeviceTable::loss_scale() {

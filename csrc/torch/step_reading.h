@@ -26,9 +26,16 @@ class StepReading {
     std::optional<std::int64_t> measures, changes;
   };
 
-  StepReading(std::shared_ptr<PinnedBuffer> buffer, Places places,
+  StepReading(std::shared_ptr<PinnedBuffer> buffer, Places places, bool is_captured,
               std::shared_ptr<const std::vector<Slot>> slots)
-      : buffer_(std::move(buffer)), places_(places), slots_(std::move(slots)) {}
+      : buffer_(std::move(buffer)),
+        places_(places),
+        is_captured_(is_captured),
+        slots_(std::move(slots)) {}
+
+  // Whether every replay of a graph writes the numbers anew. The host must then wait for the replay
+  // itself.
+  [[nodiscard]] bool is_captured() const { return is_captured_; }
 
   // Whether the device has come so far.
   [[nodiscard]] bool is_ready() const { return buffer_->is_over(); }
@@ -41,6 +48,7 @@ class StepReading {
  private:
   std::shared_ptr<PinnedBuffer> buffer_;
   Places places_;
+  bool is_captured_;
   std::shared_ptr<const std::vector<Slot>> slots_;  // in the order of the step
 };
 

@@ -258,6 +258,8 @@ class StepReading:
         """
         Columns over the step's parameters, by name; waits for the device.
         """
+    @property
+    def is_captured(self) -> bool: ...
 
 class DeviceTable:
     def __copy__(self, *args) -> typing.Any: ...

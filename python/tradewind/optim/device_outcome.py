@@ -13,7 +13,8 @@ class DeviceOutcome(Outcome):
 
     `norm`, `clip_factor`, `applied`, `num_nonfinite` and `first_nonfinite_name` wait for the device
     when they are first read; `is_ready()` tells whether they would. `num_nonfinite` counts
-    parameters with a NaN or infinite gradient, not elements.
+    parameters with a NaN or infinite gradient, not elements. Of a step that a graph has captured,
+    they are those of the last replay that is over: synchronize before reading.
     """
 
     def __init__(
@@ -43,6 +44,9 @@ class DeviceOutcome(Outcome):
             self._numbers = (norm, clip_factor, applied, num_nonfinite if self._measured else 0)
             if self._numbers[3]:
                 self._name = self._name_of([outcome[4] for outcome in outcomes])
+            if any(reading.is_captured for reading in self._readings):
+                numbers, self._numbers = self._numbers, None
+                return numbers
             self._readings = ()  # their memory may be used again
         return self._numbers
 

@@ -428,3 +428,60 @@ def test_nan_options_leave_everything_alone() -> None:
     with pytest.raises(ValueError, match="expected a number for lr, got NaN"):
         device.step()
     assert torch.equal(parameters_of(device)[0].detach(), torch.ones(3))
+
+
+# --- graphs -------------------------------------------------------------------------------------
+
+
+def test_a_capture_sends_all_and_what_comes_after_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replay sends what the capture sent, whatever was sent in between."""
+    here, device = pair("AdamW", tensors("AdamW", torch.float32), lr=0.1, clip_norm=1.0)
+    step_all([here, device], 1)
+    give([here, device], 1)
+    sent = []
+    for is_capturing in (True, False, False):
+        monkeypatch.setattr(cuda, "_is_capturing", lambda _, flag=is_capturing: flag)
+        here.step()
+        device.step()
+        assert device.outcome.norm == here.outcome.norm
+        sent.append(device.native_table.num_uploads)
+    assert sent == [2, 3, 4]
+    assert_same_bits(here, device)
+
+
+def test_a_capture_without_a_step_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, device = pair("AdamW", [torch.ones(3)], lr=0.1)
+    give([device], 0)
+    monkeypatch.setattr(cuda, "_is_capturing", lambda _: True)
+    with pytest.raises(RuntimeError, match="expected a step outside of it before"):
+        device.step()
+    assert torch.equal(parameters_of(device)[0].detach(), torch.ones(3))
+    monkeypatch.setattr(cuda, "_is_capturing", lambda _: False)
+    device.step()
+    monkeypatch.setattr(cuda, "_is_capturing", lambda _: True)
+    device.step()
+    with pytest.raises(RuntimeError, match="found none since the last capture"):
+        device.step()
+
+
+def test_numbers_of_a_captured_step_are_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, device = pair("AdamW", [torch.ones(3)], lr=0.1, clip_norm=1.0)
+    for is_capturing in (False, True):
+        monkeypatch.setattr(cuda, "_is_capturing", lambda _, flag=is_capturing: flag)
+        give([device], 0)
+        device.step()
+    outcome = device.outcome
+    norm = outcome.norm
+    # What a replay would do: it writes to the same memory of the host.
+    assert outcome.norm == norm and outcome._numbers is None
+
+
+def test_outcomes_keep_their_numbers() -> None:
+    here, device = pair("AdamW", tensors("AdamW", torch.float32), lr=0.1, clip_norm=1.0)
+    taken = []
+    for step in range(8):
+        give([here, device], step)
+        here.step()
+        device.step()
+        taken.append((here.outcome, device.outcome))
+    assert all(mine.is_ready() and mine.norm == theirs.norm for theirs, mine in taken)
