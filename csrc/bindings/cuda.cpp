@@ -40,18 +40,21 @@ using Numbers = std::tuple<double, double, bool, std::int64_t, std::int64_t, dou
 Numbers outcome(const StepReading& reading) {
   const py::gil_scoped_release release;
   const TradewindCudaOutcome read = reading.outcome();
-  return {read.norm, read.clip_factor, read.vetoed == 0,
-          static_cast<std::int64_t>(read.num_nonfinite_slots), reading.first_nonfinite_parameter()};
+  return {read.norm,
+          read.clip_factor,
+          read.vetoed == 0,
+          static_cast<std::int64_t>(read.num_nonfinite_slots),
+          reading.first_nonfinite_parameter(),
+          static_cast<double>(read.loss_scale)};
 }
 
 void register_reading(py::module_& module) {
   py::class_<StepReading, std::shared_ptr<StepReading>> reading(module, "StepReading");
-  reading
-      .def_property_readonly("is_captured", &StepReading::is_captured)
+  reading.def_property_readonly("is_captured", &StepReading::is_captured)
       .def("is_ready", &StepReading::is_ready, "Whether the device has come so far; never waits.")
       .def("outcome", &outcome,
-           "(norm, clip factor, applied, non-finite gradients, index of the first or -1)\n\n"
-           "Waits for the device.")
+           "(norm, clip factor, applied, non-finite gradients, index of the first or -1, loss\n"
+           "scale)\n\nWaits for the device.")
       .def(
           "statistics", [](const StepReading& self) { return columns_of(self.statistics()); },
           "Columns over the step's parameters, by name; waits for the device.");

@@ -303,8 +303,9 @@ std::shared_ptr<StepReading> DeviceTable::read_back() {
   if (!for_capture_ && !orders_.is_capturing) {
     for_capture_ = readings_.take(image().kept().numel());
   }
-  const bool is_vetoable = orders_.measures || orders_.found_inf.defined();
-  if (!is_vetoable && !orders_.wants_statistics && !orders_.wants_changes) return nullptr;
+  const bool is_plain =
+      !orders_.measures && !orders_.found_inf.defined() && !orders_.grad_scale.defined();
+  if (is_plain && !orders_.wants_statistics && !orders_.wants_changes) return nullptr;
   auto slots = std::make_shared<std::vector<StepReading::Slot>>();
   for (const OptimizerParameters::Collected& collected : parameters_.collected()) {
     slots->push_back({static_cast<std::int64_t>(collected.idx), collected.num_elements()});

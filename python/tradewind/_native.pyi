@@ -248,9 +248,10 @@ class StepReading:
         """
         Whether the device has come so far; never waits.
         """
-    def outcome(self) -> tuple[float, float, bool, int, int]:
+    def outcome(self) -> tuple[float, float, bool, int, int, float]:
         """
-        (norm, clip factor, applied, non-finite gradients, index of the first or -1)
+        (norm, clip factor, applied, non-finite gradients, index of the first or -1, loss
+        scale)
 
         Waits for the device.
         """

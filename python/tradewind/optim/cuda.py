@@ -19,6 +19,15 @@ if TYPE_CHECKING:
 LIBRARY_PATH = Path(__file__).parent.parent / "libtradewind_cuda.so"
 # Readings of statistics that nobody has asked for yet: the newest ones are kept.
 _KEPT_READINGS = 4
+_COLUMNS = (
+    "parameter_idx",
+    "num_elements",
+    "gradient_squares",
+    "gradient_max",
+    "num_zeros",
+    "parameter_squares",
+    "change_squares",
+)
 
 
 @lru_cache(maxsize=1)
@@ -79,6 +88,7 @@ class DeviceTables:
         self._places: list[tuple[native.DeviceTable, int] | None] = []
         self._parameters: list[torch.Tensor] = []
         self._names: list[str] = []
+        self._elsewhere: list[int] = []
         self._given: dict[int, dict[str, Any]] = {}  # state tensors by parameter
         self._readings: deque[list[native.StepReading]] = deque(maxlen=_KEPT_READINGS)
 
@@ -103,16 +113,17 @@ class DeviceTables:
             for local, index in enumerate(indices)
         }
         self._places = [places.get(index) for index in range(len(self._parameters))]
+        self._elsewhere = [index for index, place in enumerate(self._places) if place is None]
 
     # --- as native.OptimizerTable ---------------------------------------------------------------
 
     def collect(self) -> int:
-        for place, parameter, name in zip(self._places, self._parameters, self._names, strict=True):
-            if place is None and parameter.grad is not None:
+        for index in self._elsewhere:
+            if self._parameters[index].grad is not None:
                 raise NotImplementedError(
-                    f"parameter {name!r} is on {parameter.device}, others are on "
-                    f"{next(iter(self._tables))}: parameters on the CPU and on CUDA in one "
-                    "optimizer are not built yet; make one optimizer for each device"
+                    f"parameter {self._names[index]!r} is on {self._parameters[index].device}, "
+                    f"others are on {next(iter(self._tables))}: parameters on the CPU and on CUDA "
+                    "in one optimizer are not built yet; make one optimizer for each device"
                 )
         total = 0
         for table in self._tables.values():
@@ -156,24 +167,39 @@ class DeviceTables:
         """
         ready = [r for r in self._readings if all(reading.is_ready() for reading in r)]
         if not ready:
-            return {}
+            return {name: [] for name in _COLUMNS}
         while self._readings[0] is not ready[-1]:
             self._readings.popleft()
-        columns: dict[str, list[float]] = {}
+        columns: dict[str, list[float]] = {name: [] for name in _COLUMNS}
         for device, reading in zip(self._tables, ready[-1], strict=True):
             for name, values in reading.statistics().items():
                 if name == "parameter_idx":
                     values = [self._indices[device][int(local)] for local in values]
-                columns.setdefault(name, []).extend(values)
+                columns[name].extend(values)
         return columns
 
     # Gradients are measured at the step, in one launch. Measuring them in backward would read them
     # from the device's cache, but a launch pays only for some 16M elements at a time: as many as
     # the 50 MB of an H100 hold in 16 bits, and a few microseconds of its bandwidth. Not built yet.
-    def enable_hot_measure(self) -> None: ...
     def install_hooks(self) -> None: ...
     def remove_hooks(self) -> None: ...
-    def set_hot(self, enabled: bool) -> None: ...
+    def set_hot(self, measures: bool) -> None: ...
+
+    def hook_gradients(self, action: str) -> None:
+        if action != "measure":
+            raise NotImplementedError(
+                f"hook_gradients({action!r}) on CUDA is not built yet: expected 'measure'; sums of "
+                "microbatches and updates in backward are the CPU's alone so far"
+            )
+
+    def sum_gradients(self) -> None:
+        raise NotImplementedError("sums of microbatches on CUDA are not built yet")
+
+    def missing_state_anywhere(self) -> list[int]:
+        raise NotImplementedError("updates in backward on CUDA are not built yet")
+
+    def begin_backward_update(self, groups: list[Group], wants_changes: bool) -> None:
+        raise NotImplementedError("updates in backward on CUDA are not built yet")
 
     # --- the step -------------------------------------------------------------------------------
 
@@ -210,7 +236,13 @@ class DeviceTables:
         arriving = [reading for reading in readings if reading is not None]
         if arriving and (orders.measure or orders.wants_changes):
             self._readings.append(arriving)
-        return DeviceOutcome(arriving, self._nonfinite_name, measured=measures)
+        return DeviceOutcome(
+            arriving,
+            self._nonfinite_name,
+            vetoed=self.vetoed,
+            measured=measures,
+            gradient_multiplier=orders.gradient_multiplier,
+        )
 
     def _add_up_sums(self) -> None:
         """The norm is joint, and one device's veto everybody's: in order of the devices."""

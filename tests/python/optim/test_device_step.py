@@ -234,10 +234,11 @@ def test_a_learning_rate_in_device_memory(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_torchs_grad_scaler(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("scaler_class", [torch.amp.GradScaler, tw.GradScaler])
+def test_grad_scalers(scaler_class: Any, dtype: torch.dtype) -> None:
     given = tensors("AdamW", dtype)
     here, device = pair("AdamW", given, lr=0.1, clip_norm=1.0)
-    scalers = [torch.amp.GradScaler("cpu", init_scale=256.0) for _ in range(2)]
+    scalers = [scaler_class("cpu", init_scale=256.0) for _ in range(2)]
     for step in range(4):
         give([here, device], step)
         for optimizer, scaler in zip((here, device), scalers, strict=True):
@@ -249,6 +250,7 @@ def test_torchs_grad_scaler(dtype: torch.dtype) -> None:
             scaler.step(optimizer)
             scaler.update()
         assert here.outcome.applied == device.outcome.applied == (step != 1)
+        assert here.outcome.gradient_multiplier == device.outcome.gradient_multiplier or step == 1
     assert scalers[0].get_scale() == scalers[1].get_scale() == 128.0
     assert_same_bits(here, device)
 
@@ -256,10 +258,13 @@ def test_torchs_grad_scaler(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(("rule", "options"), RULES)
 def test_statistics(rule: str, options: dict[str, Any]) -> None:
     here, device = pair(rule, tensors(rule, torch.float32), **options)
-    for step in range(2):
+    assert set(device.native_table.statistics()) == set(here.native_table.statistics())
+    for step in range(3):
         give([here, device], step, without=[2])
         for optimizer in (here, device):
-            optimizer.order(Orders(measure=True, wants_changes=True))
+            if step == 2:
+                parameters_of(optimizer)[0].grad.fill_(float("inf"))
+            optimizer.order(Orders(measure=True, wants_changes=True, veto_nonfinite=True))
             optimizer.step()
         mine, theirs = here.native_table.statistics(), device.native_table.statistics()
         assert mine == theirs and len(mine["parameter_idx"]) == len(parameters_of(here)) - 1
