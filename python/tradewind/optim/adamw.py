@@ -47,7 +47,8 @@ class AdamW(FusedOptimizer):
         seed: of that rounding; the same seed, step and place give the same bits.
         foreach: accepted and ignored: the step is always one pass.
         fused: accepted; True lets `torch.amp.GradScaler` leave unscaling to the step, as in torch.
-        capturable, differentiable: True raises NotImplementedError.
+        capturable: True on the CPU raises NotImplementedError; on CUDA every step is capturable.
+        differentiable: True raises NotImplementedError.
 
     Raises:
         ValueError: an option out of range, no parameters, or a parameter given twice.

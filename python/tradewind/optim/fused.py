@@ -22,7 +22,6 @@ Measuring = Literal["step", "backward"]
 Masters = Literal["fp32", "split"]
 StateDtype = Literal["fp32", "bf16", "8bit"]
 OnGradient = Literal["measure", "sum", "update"]
-_NOT_BUILT = ("capturable", "differentiable")
 
 
 def check_range(
@@ -190,9 +189,6 @@ class FusedOptimizer(Optimizer):
             )
         merged = {**self.defaults, **param_group}
         self._check_group(merged)
-        for name in _NOT_BUILT:
-            if merged.get(name):
-                raise NotImplementedError(f"{type(self).__name__}({name}=True) is not built yet")
         given = param_group["params"]
         # torch refuses a set (it has no order) and a single tensor itself.
         if not isinstance(given, (torch.Tensor, set)):
@@ -203,7 +199,22 @@ class FusedOptimizer(Optimizer):
                     "params: expected each parameter once, got a parameter group with duplicate "
                     "parameters"
                 )
+        self._check_switches(merged)
         super().add_param_group(param_group)
+
+    def _check_switches(self, group: dict[str, Any]) -> None:
+        name = type(self).__name__
+        if group.get("differentiable"):
+            raise NotImplementedError(f"{name}(differentiable=True) is not built yet")
+        given = group["params"]
+        listed = [given] if isinstance(given, torch.Tensor) else given
+        tensors = [item[1] if isinstance(item, tuple) else item for item in listed]
+        # On a device every step may be captured.
+        if group.get("capturable") and any(t.device.type != self._device_type for t in tensors):
+            raise NotImplementedError(
+                f"{name}(capturable=True) is not built yet for the CPU: expected every parameter "
+                f"on {self._device_type}; move the model before making the optimizer"
+            )
 
     # --- the step -------------------------------------------------------------------------------
 

@@ -435,6 +435,15 @@ def test_nan_options_leave_everything_alone() -> None:
     assert torch.equal(parameters_of(device)[0].detach(), torch.ones(3))
 
 
+def test_capturable_is_taken_on_a_device_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NotImplementedError, match=r"AdamW\(capturable=True\) is not built yet"):
+        make("AdamW", [torch.ones(3)], capturable=True)
+    monkeypatch.setattr(tw.optim.AdamW, "_device_type", "cpu")
+    here = make("AdamW", [torch.ones(3)], capturable=True)
+    step_all([here])
+    assert isinstance(here.native_table, cuda.DeviceTables)
+
+
 # --- graphs -------------------------------------------------------------------------------------
 
 
