@@ -110,7 +110,7 @@ def measure_layout(shapes: Shapes, repeats: int) -> dict[str, Any]:
     candidates: dict[str, Step] = {
         "tradewind_bf16": ours(shapes, torch.bfloat16, masters="fp32").step,
         "tradewind_fp32": ours(shapes, fp32).step,
-        "tradewind_scaled": scaled(ours(shapes, fp32), unscale=False),
+        "tradewind_scaled": scaled(ours(shapes, fp32, fused=True), unscale=False),
         "torch_bf16": torch_candidate(shapes, torch.bfloat16),
         "torch_fp32": torch_candidate(shapes, fp32),
         "torch_scaled": scaled(

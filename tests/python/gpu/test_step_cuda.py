@@ -139,9 +139,10 @@ def test_a_learning_rate_in_device_memory(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("clip_norm", [None, 1.0])
-def test_torchs_grad_scaler(clip_norm: float | None) -> None:
+@pytest.mark.parametrize("scaler_class", [torch.amp.GradScaler, tw.GradScaler])
+def test_grad_scalers(scaler_class: Any, clip_norm: float | None) -> None:
     here, there = pair("AdamW", tensors("AdamW", torch.float16), lr=0.1, clip_norm=clip_norm)
-    scalers = [torch.amp.GradScaler(d, init_scale=64.0) for d in ("cpu", "cuda")]
+    scalers = [scaler_class(d, init_scale=64.0) for d in ("cpu", "cuda")]
     for step in range(4):
         give([here, there], step)
         for optimizer, scaler in zip((here, there), scalers, strict=True):

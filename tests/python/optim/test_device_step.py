@@ -237,7 +237,7 @@ def test_a_learning_rate_in_device_memory(
 @pytest.mark.parametrize("scaler_class", [torch.amp.GradScaler, tw.GradScaler])
 def test_grad_scalers(scaler_class: Any, dtype: torch.dtype) -> None:
     given = tensors("AdamW", dtype)
-    here, device = pair("AdamW", given, lr=0.1, clip_norm=1.0)
+    here, device = pair("AdamW", given, lr=0.1, clip_norm=1.0, fused=True)
     scalers = [scaler_class("cpu", init_scale=256.0) for _ in range(2)]
     for step in range(4):
         give([here, device], step)
