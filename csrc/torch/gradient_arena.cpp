@@ -8,6 +8,7 @@
 #include "arena/layout.h"
 #include "base/error.h"
 #include "step/kernels.h"
+#include "torch/parameter_checks.h"
 #include "torch/slot_tensor.h"
 
 namespace tradewind {
@@ -60,7 +61,7 @@ void GradientArena::ingest(std::size_t idx, const at::Tensor& parameter, HotMeas
   if (!gradient.defined()) return;
   check(gradient, parameter);
   const at::Tensor& sum = sums_[idx];
-  if (!same_layout(gradient, sum) || gradient.is_neg()) {
+  if (!same_layout(gradient, sum) || is_lazy_view(gradient)) {
     const c10::AutoGradMode no_grad(false);
     gradient = gradient.new_empty_strided(sum.sizes(), sum.strides()).copy_(gradient);
   }

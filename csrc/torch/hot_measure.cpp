@@ -29,7 +29,8 @@ struct Record {
 bool is_measurable(const at::Tensor& gradient, const at::Tensor& parameter) {
   const auto dtype = arena_dtype(gradient.scalar_type());
   return gradient.layout() == at::kStrided && gradient.device().is_cpu() && dtype &&
-         is_floating(*dtype) && is_dense(parameter) && same_layout(gradient, parameter);
+         is_floating(*dtype) && is_dense(parameter) && same_layout(gradient, parameter) &&
+         !gradient._is_zerotensor();
 }
 
 std::uint32_t version_of(const at::Tensor& tensor) {

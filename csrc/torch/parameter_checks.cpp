@@ -28,6 +28,11 @@ DType check_parameter(const at::Tensor& parameter, c10::Device device, const std
          device.is_cpu() ? std::string("CPU") : device.str(), " tensor, got ", parameter.layout(),
          " on ", parameter.device());
   }
+  if (parameter.is_nested() || parameter._is_zerotensor()) {
+    fail(ErrorKind::kBadType, "parameter '", name, "': expected a strided tensor, got a ",
+         parameter.is_nested() ? "nested one" : "zero tensor without memory",
+         "; leave it out of the optimizer, or convert it");
+  }
   if (!dtype || !(is_floating(*dtype) || is_complex(*dtype))) {
     fail(ErrorKind::kBadType, "parameter '", name,
          "': expected float32, float64, bfloat16, float16 or complex, got ",
@@ -115,6 +120,8 @@ at::Tensor copy_laid_out_like(const at::Tensor& source, const at::Tensor& like) 
   return copy.copy_(plain);
 }
 
-bool is_lazy_view(const at::Tensor& tensor) { return tensor.is_neg() || tensor.is_conj(); }
+bool is_lazy_view(const at::Tensor& tensor) {
+  return tensor.is_neg() || tensor.is_conj() || tensor._is_zerotensor();
+}
 
 }  // namespace tradewind

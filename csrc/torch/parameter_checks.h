@@ -27,7 +27,8 @@ void check_overlap(const std::vector<at::Tensor>& parameters,
                    const std::vector<std::string>& names);
 
 std::uint32_t version_of(const at::Tensor& tensor);
-// Whether bits of the tensor say "read me differently": the memory alone is not the value.
+// Whether bits of the tensor say "read me differently": the memory, if it has any, is not the
+// value.
 bool is_lazy_view(const at::Tensor& tensor);
 // In the dtype and on the device of `source`, in the order of elements of `like`.
 at::Tensor copy_laid_out_like(const at::Tensor& source, const at::Tensor& like);

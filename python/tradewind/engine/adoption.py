@@ -128,6 +128,8 @@ def _refused_kind(parameter: torch.Tensor) -> str:
             f"a {type(parameter).__name__} (a tensor subclass); give the Engine the model before "
             "it is distributed or quantized"
         )
+    if parameter.is_nested:
+        return "a nested one; leave it out of the model that is trained"
     if parameter.is_quantized:
         return "a quantized one; dequantize it"
     if parameter.layout != torch.strided:
