@@ -17,15 +17,16 @@ from torch.optim import lr_scheduler
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tradewind as tw
-from tradewind.optim import schedules
-from tradewind.optim.schedules import (
-    Schedule,
+from tradewind.optim import (
     WarmupCosine,
     WarmupLinear,
     WarmupStableDecay,
+    batch_scaling,
     scale_adam,
     scale_lr,
+    schedules,
 )
+from tradewind.optim.scheduler import Schedule
 
 ROOT = Path(__file__).parents[3]
 WARMUP, TOTAL, DECAY = 7, 40, 12
@@ -528,5 +529,5 @@ def test_the_page_runs() -> None:
     namespace: dict[str, Any] = {}
     for block in blocks:
         exec(block.split("```")[0], namespace)
-    for name in schedules.__all__:
+    for name in (*schedules.__all__, *batch_scaling.__all__):
         assert name in page
