@@ -137,11 +137,14 @@ class FusedOptimizer(Optimizer):
         """Whether torch.amp.GradScaler leaves unscaling to the step, by grad_scale and found_inf.
 
         As in torch where fused=True asks for it: Lightning refuses to clip otherwise. And where
-        gradients may be float16, which torch's scaler does not unscale.
+        gradients are float16, which torch's scaler does not unscale.
         """
-        if self.defaults.get("fused"):
-            return True
-        return any(p.dtype == torch.float16 for group in self.param_groups for p in group["params"])
+        return bool(self.defaults.get("fused")) or any(
+            tensor is not None and tensor.dtype == torch.float16
+            for group in self.param_groups
+            for parameter in group["params"]
+            for tensor in (parameter, parameter.grad)
+        )
 
     @property
     def outcome(self) -> Outcome | None:

@@ -74,6 +74,21 @@ def test_torchs_scaler_unscales_unless_told_otherwise_as_with_torchs_optimizers(
 
 
 @pytest.mark.parametrize("scaler_class", [tw.GradScaler, torch.amp.GradScaler])
+def test_float16_gradients_of_float32_parameters(scaler_class: type[torch.amp.GradScaler]) -> None:
+    parameter = nn.Parameter(torch.ones(5))
+    if not hasattr(parameter, "grad_dtype"):
+        pytest.skip("this torch refuses such gradients itself")
+    parameter.grad_dtype = None
+    optimizer = tw.optim.SGD([parameter], lr=0.5)
+    scaler = scaler_class("cpu", init_scale=1024.0)
+    parameter.grad = torch.full((5,), 1024.0, dtype=torch.float16)
+    scaler.scale(torch.zeros(()))
+    scaler.step(optimizer)
+    scaler.update()
+    assert parameter.tolist() == [0.5] * 5
+
+
+@pytest.mark.parametrize("scaler_class", [tw.GradScaler, torch.amp.GradScaler])
 def test_float16_gradients_are_taken(scaler_class: type[torch.amp.GradScaler]) -> None:
     parameter = nn.Parameter(torch.ones(5, dtype=torch.float16))
     optimizer = tw.optim.SGD([parameter], lr=0.5, clip_norm=1.0, masters="fp32")
