@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import Parameter
 
 import tradewind as tw
+from tradewind.optim import muon_recipe
 
 MUON = {"lr": 0.02, "weight_decay": 0.05}
 ADAMW = {"lr": 3e-3, "betas": (0.9, 0.95), "weight_decay": 0.1}
@@ -272,3 +273,8 @@ def test_the_engine_trains_with_it(precision: str, tmp_path: Path) -> None:
     assert losses[-1] < losses[0] / 4
     written = (tmp_path / "run" / "run.json").read_text()
     assert '"use_muon": true' in written and '"ns_steps": 5' in written
+
+
+def test_the_page_lists_the_names() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "muon.md").read_text()
+    assert [name for name in muon_recipe.OUTER_NAMES if f"`{name}`" not in page] == []
