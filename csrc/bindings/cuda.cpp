@@ -74,6 +74,10 @@ void register_table(py::module_& module) {
       .def("add_group", &Table::add_group, py::arg("rule_name"), py::arg("parameters"),
            py::arg("names"), py::arg("numbers"))
       .def("collect", &Table::collect)
+      .def("hook_sums", &Table::hook_sums)
+      .def("install_hooks", &Table::install_hooks)
+      .def("remove_hooks", &Table::remove_hooks)
+      .def("sum_gradients", &Table::sum_gradients, py::call_guard<py::gil_scoped_release>())
       .def("prepare", &prepare, py::arg("groups"), py::arg("learning_rates"), py::kw_only(),
            py::arg("gradient_multiplier"), py::arg("max_norm"), py::arg("grad_scale"),
            py::arg("found_inf"), py::arg("measures"), py::arg("vetoes_nonfinite"),

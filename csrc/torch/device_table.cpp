@@ -358,4 +358,40 @@ void DeviceTable::carry_over(DeviceTable& before, const std::vector<std::int64_t
 
 std::int64_t DeviceTable::num_uploads() const { return image_ ? image_->num_uploads() : 0; }
 
+std::int64_t DeviceTable::collect() {
+  sum_gradients();
+  return parameters_.collect();
+}
+
+void DeviceTable::release_gradients() {
+  if (sums_) sums_->clear();
+  parameters_.release_gradients();
+}
+
+void DeviceTable::hook_sums() {
+  hooks_.reset();
+  sums_ = std::make_unique<GradientArena>(parameters_.tensors());
+  parameters_.take_sums(sums_.get());
+  hooks_ = std::make_unique<GradientHooks>(parameters_.tensors(),
+                                           [this](std::size_t idx, const at::Tensor& parameter) {
+                                             if (sums_->holds(idx))
+                                               sums_->ingest_there(idx, parameter);
+                                           });
+  hooks_->install();
+}
+
+void DeviceTable::install_hooks() {
+  if (hooks_) hooks_->install();
+}
+
+void DeviceTable::remove_hooks() noexcept {
+  if (hooks_) hooks_->remove();
+}
+
+void DeviceTable::sum_gradients() {
+  for (std::size_t idx = 0; sums_ && idx < parameters_.size(); ++idx) {
+    if (sums_->holds(idx)) sums_->ingest_there(idx, parameters_.tensors()[idx]);
+  }
+}
+
 }  // namespace tradewind

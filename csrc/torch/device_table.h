@@ -18,6 +18,8 @@
 
 #include "step/cuda/library.h"
 #include "torch/device_image.h"
+#include "torch/gradient_arena.h"
+#include "torch/gradient_hooks.h"
 #include "torch/optimizer_parameters.h"
 #include "torch/step_reading.h"
 
@@ -54,7 +56,7 @@ class DeviceTable {
   // Gives state, and says of a rule without step counts whether its next update is the first.
   std::vector<NamedTensor> add_state(std::int64_t parameter_idx, bool is_first);
 
-  std::int64_t collect() { return parameters_.collect(); }
+  std::int64_t collect();
   // Sends what changed since the last step. `learning_rates`: for each group undefined, or one
   // float32 or float64 on the device, read there in place of its first option. Throws before any
   // change where options are NaN or too few.
@@ -67,7 +69,14 @@ class DeviceTable {
   [[nodiscard]] at::Tensor sums() const;
   // Decides, and applies the rules. Null where the orders ask for no numbers.
   std::shared_ptr<StepReading> update(void* stream);
-  void release_gradients() { parameters_.release_gradients(); }
+  void release_gradients();
+
+  // From now on 16-bit gradients are summed in float32, by hooks in backward, and freed.
+  void hook_sums();
+  void install_hooks();
+  void remove_hooks() noexcept;
+  // Sums gradients whose hook did not fire.
+  void sum_gradients();
 
   // The device's memory, on which losses may be scaled without a wait: float32, one element.
   [[nodiscard]] at::Tensor loss_scale();
@@ -114,6 +123,9 @@ class DeviceTable {
   std::vector<std::shared_ptr<PinnedBuffer>> captured_;
   std::shared_ptr<PinnedBuffer> for_capture_;
   std::shared_ptr<const std::vector<StepReading::Slot>> slots_of_reading_;
+  std::unique_ptr<GradientArena> sums_;
+  // Last, so that no hook finds the rest gone.
+  std::unique_ptr<GradientHooks> hooks_;
 };
 
 }  // namespace tradewind

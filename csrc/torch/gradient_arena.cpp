@@ -17,13 +17,14 @@ namespace {
 
 bool is_summed(const at::Tensor& parameter) {
   const auto type = parameter.scalar_type();
-  return parameter.device().is_cpu() && parameter.layout() == at::kStrided && is_dense(parameter) &&
+  return parameter.layout() == at::kStrided && is_dense(parameter) &&
          (type == at::kBFloat16 || type == at::kHalf);
 }
 
 void check(const at::Tensor& gradient, const at::Tensor& parameter) {
   const auto dtype = arena_dtype(gradient.scalar_type());
-  const bool is_taken = gradient.layout() == at::kStrided && gradient.device().is_cpu() && dtype &&
+  const bool is_taken = gradient.layout() == at::kStrided &&
+                        gradient.device() == parameter.device() && dtype &&
                         kernels().ingest[static_cast<int>(*dtype)] != nullptr &&
                         gradient.sizes() == parameter.sizes();
   if (is_taken) return;
@@ -47,24 +48,45 @@ GradientArena::GradientArena(const std::vector<at::Tensor>& parameters) {
   sums_.resize(parameters.size());
   is_filled_.resize(parameters.size());
   if (layout.arenas().empty()) return;
-  memory_ = std::make_shared<ArenaMemory>(layout.arenas()[0].size_bytes, ArenaMemory::Fork::kHide);
+  memory_ = allocate_zeroed(layout.arenas()[0].size_bytes, parameters[0].device());
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     if (!is_summed(parameters[i])) continue;
-    sums_[i] = tensor_over(parameters[i], at::kFloat,
-                           memory_->data() + layout.slots()[i].offset_bytes, memory_);
+    sums_[i] = tensor_over(parameters[i], at::kFloat, memory_.data + layout.slots()[i].offset_bytes,
+                           memory_.keeper);
   }
 }
 
-void GradientArena::ingest(std::size_t idx, const at::Tensor& parameter, HotMeasure& hot,
-                           bool measures) {
+// The parameter's gradient in its sum's order of elements; undefined where it has none.
+at::Tensor GradientArena::take(std::size_t idx, const at::Tensor& parameter) const {
   at::Tensor gradient = parameter.grad();
-  if (!gradient.defined()) return;
+  if (!gradient.defined()) return {};
   check(gradient, parameter);
   const at::Tensor& sum = sums_[idx];
   if (!same_layout(gradient, sum) || is_lazy_view(gradient)) {
     const c10::AutoGradMode no_grad(false);
     gradient = gradient.new_empty_strided(sum.sizes(), sum.strides()).copy_(gradient);
   }
+  return gradient;
+}
+
+void GradientArena::ingest_there(std::size_t idx, const at::Tensor& parameter) {
+  const c10::AutoGradMode no_grad(false);
+  const at::Tensor gradient = take(idx, parameter);
+  if (!gradient.defined()) return;
+  if (is_filled_[idx] == 0) {
+    sums_[idx].copy_(gradient);
+  } else {
+    sums_[idx].add_(gradient);
+  }
+  is_filled_[idx] = 1;
+  parameter.mutable_grad().reset();
+}
+
+void GradientArena::ingest(std::size_t idx, const at::Tensor& parameter, HotMeasure& hot,
+                           bool measures) {
+  const at::Tensor gradient = take(idx, parameter);
+  if (!gradient.defined()) return;
+  const at::Tensor& sum = sums_[idx];
   const DType dtype = *arena_dtype(gradient.scalar_type());
   const auto* from = static_cast<const std::byte*>(gradient.const_data_ptr());
   auto* to = static_cast<float*>(sum.mutable_data_ptr());

@@ -31,7 +31,7 @@ class AdoptedModel:
             or of a dtype that no arena holds.
         ValueError: no parameters, parameters on several devices, in another Engine, overlapping in
             memory or not dense.
-        NotImplementedError: parameters on another device than the CPU.
+        NotImplementedError: parameters that are neither on the CPU nor on CUDA.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -145,10 +145,9 @@ def _check_devices(named: list[tuple[str, torch.nn.Parameter]]) -> None:
                 f"parameter {name!r}: is on {parameter.device}, but {first_name!r} is on "
                 f"{first.device}; expected one device: call model.to(device) first"
             )
-    if first.device.type != "cpu":
+    if first.device.type not in ("cpu", "cuda"):
         raise NotImplementedError(
-            f"Engine on {first.device.type} is not built yet; use tw.optim.AdamW in a plain loop, "
-            "or move the model to the CPU"
+            f"Engine on {first.device.type} is not built; expected the model on the CPU or on CUDA"
         )
 
 

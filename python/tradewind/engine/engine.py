@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -51,8 +52,8 @@ class Engine:
         print(engine.report())
 
     Args:
-        model: any `torch.nn.Module` on the CPU, compiled by `torch.compile` or not. Its parameters
-            move into arenas; the module, its parameter objects and its names stay the same.
+        model: any `torch.nn.Module` on the CPU or on one GPU, compiled by `torch.compile` or not.
+            Its parameters move into arenas; the module, its parameter objects and its names stay.
         optimizer: a recipe (`tw.AdamW(lr=...)`), or a `tw.optim` optimizer of this model's
             parameters.
         precision: "fp32"; "amp-bf16" or "amp-fp16": forward under autocast, parameters and
@@ -141,6 +142,8 @@ class Engine:
         self._untracked_state: dict[str, Any] = {}
         self._num_microbatches = 0
         self._losses: list[torch.Tensor] = []
+        # Updates whose numbers a device may not have delivered yet, oldest first.
+        self._awaited: deque[tuple[StepResult, Outcome, dict[str, Any]]] = deque()
         self._num_skipped = 0
         self._num_reported = 0
         self._forward_since_step = False
@@ -329,34 +332,44 @@ class Engine:
             parameter.grad = None
         self.num_steps += 1
         result = StepResult(self.num_steps, self._losses, outcome)
-        self._num_skipped += int(not result.applied)
-        self._record(result, outcome)
+        if self._loss_scale is not None:
+            self._loss_scale.update(outcome.found_inf(self.device))
+        self._awaited.append((result, outcome, self._row()))
         self._num_microbatches = 0
         self._losses = []
         self._forward_since_step = False
         self.last_result = result
-        self._last_outcome = outcome
-        if self._loss_scale is not None:
-            self._move_loss_scale(self._loss_scale, result)
-        elif result.vetoed:
-            self._report_veto(result)
+        self._take_numbers()
         return result
 
-    def _move_loss_scale(self, loss_scale: LossScaleState, result: StepResult) -> None:
-        loss_scale.update(torch.full((), float(result.vetoed), device=self.device))
-        if result.vetoed:  # as float16 does now and then: told only where it does not end
-            loss_scale.check_floor(result.first_nonfinite, result.step)
+    def _take_numbers(self, *, wait: bool = False) -> None:
+        """Account for the updates whose numbers have arrived: all but the last, as a rule, on a
+        device; every one on the CPU."""
+        while self._awaited and (wait or self._awaited[0][1].is_ready()):
+            result, outcome, row = self._awaited.popleft()
+            self._last_outcome = outcome
+            self._num_skipped += int(not outcome.applied)
+            if self._loss_scale is not None:
+                self._loss_scale.follow(overflowed=result.vetoed)
+            self._record(result, outcome, row)
+            if not result.vetoed:
+                continue
+            if self._loss_scale is not None:  # float16 overflows now and then: no news by itself
+                self._loss_scale.check_floor(result.first_nonfinite, result.step)
+            else:
+                self._report_veto(result)
 
     def _report_veto(self, result: StepResult) -> None:
         self._num_reported += 1
         if self._num_reported & (self._num_reported - 1) == 0:  # the 1st, 2nd, 4th, 8th ...
             what = "its update" if self._options.updates_in_backward else "the update"
+            unit = "elements" if self.device.type == "cpu" else "gradients"
             warnings.warn(
                 f"step {result.step}: the gradient of {result.first_nonfinite!r} is not finite "
-                f"({result.num_nonfinite} NaN or infinite elements in all); {what} was skipped "
+                f"({result.num_nonfinite} NaN or infinite {unit} in all); {what} was skipped "
                 f"and nothing changed ({self._num_reported} skipped so far)",
                 RuntimeWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
 
     def stats(self) -> dict[str, Any]:
@@ -365,15 +378,17 @@ class Engine:
         `step`, `num_skipped` (updates vetoed so far), `grad_norm` and `clip_factor`, `loss_scale`
         (None without one), and `parameters`: for each by name `grad_norm`, `grad_max` (before
         clipping), `zero_fraction` of its gradient and `update_ratio`, the 2-norm of its update over
-        its own (NaN where none was applied). Without an update so far, `parameters` is empty.
+        its own (NaN where none was applied). Without an update so far, `parameters` is empty. On a
+        GPU nothing waits: the numbers are those of the last update that has delivered them.
         """
+        self._take_numbers()
         outcome = self._last_outcome
         return {
-            "step": self.num_steps,
+            "step": self.num_steps - len(self._awaited),
             "num_skipped": self._num_skipped,
             "grad_norm": outcome.norm if outcome else None,
             "clip_factor": outcome.clip_factor if outcome else None,
-            "loss_scale": float(self._loss_scale.scale) if self._loss_scale else None,
+            "loss_scale": self._loss_scale.value if self._loss_scale else None,
             "parameters": self._parameter_stats(outcome) if outcome else {},
         }
 
@@ -485,25 +500,31 @@ class Engine:
         self.run.flush()
         return write_report(self.run.path)
 
-    def _record(self, result: StepResult, outcome: Outcome) -> None:
+    def _row(self) -> dict[str, Any]:
+        """What is known of an update as soon as it is queued."""
         times = self._meter.update_done()
         if self.run is None:
-            return
+            return {}
         row: dict[str, Any] = {
-            "grad_norm": outcome.norm,
-            "clip_factor": outcome.clip_factor,
             "lr": self.optimizer.param_groups[0]["lr"],
-            "vetoed": int(result.vetoed),
-            "hot_gradients": result.num_hot,
             "step_s": times.step_s,
             "wait_s": times.wait_s,
         }
         if self._losses:
             row["loss"] = _mean(self._losses)
-        if self._loss_scale is not None:
-            row["loss_scale"] = float(self._loss_scale.scale)
         if times.samples:
             row["samples_per_s"] = times.samples_per_s
+        return row
+
+    def _record(self, result: StepResult, outcome: Outcome, row: dict[str, Any]) -> None:
+        if self.run is None:
+            return
+        row["grad_norm"] = outcome.norm
+        row["clip_factor"] = outcome.clip_factor
+        row["vetoed"] = int(result.vetoed)
+        row["hot_gradients"] = result.num_hot
+        if self._loss_scale is not None:
+            row["loss_scale"] = self._loss_scale.value
         self.run.log(result.step, row)
 
     # --- the end ----------------------------------------------------------------------------------
@@ -513,6 +534,12 @@ class Engine:
         if self._closed:
             return
         self._closed = True
+        try:
+            self._take_numbers(wait=True)
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
         self.optimizer.native_table.remove_hooks()
         self._adopted.release()
         for handle in self._handles:

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any
 
+import numpy as np
 import torch
 
 
@@ -51,15 +52,21 @@ class LossScale:
 
 
 class LossScaleState:
-    """A loss scale at work. It lies on the parameters' device as a 0-d float32 tensor."""
+    """A loss scale at work.
+
+    It lies on the parameters' device, as a 0-d float32 tensor that moves without the host. The host
+    follows with `value`, as the outcomes of updates arrive: reading the tensor would be a wait.
+    """
 
     def __init__(self, options: LossScale, device: torch.device) -> None:
         self.options = options
         self.scale = torch.full((), options.initial, dtype=torch.float32, device=device)
         self._growth_tracker = torch.zeros((), dtype=torch.int32, device=device)
+        self.value = float(np.float32(options.initial))
+        self._num_good = 0
 
     def update(self, overflowed: torch.Tensor) -> None:
-        """Grow or back off, given whether (not 0) the last step's gradients were not finite."""
+        """Grow or back off on the device, given whether (not 0) the last step overflowed."""
         torch._amp_update_scale_(
             self.scale,
             self._growth_tracker,
@@ -69,13 +76,26 @@ class LossScaleState:
             self.options.growth_interval,
         )
 
+    def follow(self, *, overflowed: bool) -> None:
+        """What `update` did on the device, on the host."""
+        options = self.options
+        if overflowed:
+            self.value = float(np.float32(self.value * options.backoff_factor))
+            self._num_good = 0
+            return
+        self._num_good += 1
+        if self._num_good == options.growth_interval:
+            with np.errstate(over="ignore"):
+                grown = float(np.float32(self.value * options.growth_factor))
+            self.value = grown if math.isfinite(grown) else self.value
+            self._num_good = 0
+
     def check_floor(self, parameter_name: str, step: int) -> None:
         """Raise FloatingPointError once the scale has fallen below its floor."""
-        scale = float(self.scale)
-        if scale >= self.options.floor:
+        if self.value >= self.options.floor:
             return
         raise FloatingPointError(
-            f"step {step}: the loss scale fell to {scale:g}, below its floor "
+            f"step {step}: the loss scale fell to {self.value:g}, below its floor "
             f"{self.options.floor:g}, and the gradient of {parameter_name!r} still overflows; no "
             "update was applied. The loss may have diverged: lower lr, set clip_norm, keep that "
             "layer in float32 (keep_fp32=), or use precision='bf16', which needs no loss scale"
@@ -85,5 +105,7 @@ class LossScaleState:
         return {"scale": float(self.scale), "growth_tracker": int(self._growth_tracker)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.scale.fill_(state_dict["scale"])
-        self._growth_tracker.fill_(state_dict["growth_tracker"])
+        self.value = float(state_dict["scale"])
+        self._num_good = int(state_dict["growth_tracker"])
+        self.scale.fill_(self.value)
+        self._growth_tracker.fill_(self._num_good)

@@ -179,6 +179,10 @@ def _check_agreement(optimizer: FusedOptimizer, options: StepOptions) -> None:
             raise ValueError(
                 f"{name}: the optimizer has {has!r}, the Engine was given {given!r}; set one"
             )
+    if options.updates_in_backward and optimizer.steps_on_device:
+        raise NotImplementedError(
+            "update='in-backward' is not built for CUDA yet; use update='after-backward'"
+        )
     if options.updates_in_backward and optimizer.clip_norm is not None:
         raise ValueError(
             "update='in-backward' excludes the optimizer's clip_norm, which needs the norm of all "

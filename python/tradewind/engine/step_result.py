@@ -12,6 +12,8 @@ from tradewind.optim.fused import Outcome
 class StepResult:
     """The outcome of one microbatch, and of the update if this microbatch completed one.
 
+    On a GPU its numbers are read when somebody asks for them, which waits for the device.
+
     Attributes:
         step: number of the update, counting from 1: the one done, or the one being accumulated.
         applied: whether parameters were updated.
@@ -30,12 +32,31 @@ class StepResult:
         self._losses = list(losses)
         self._outcome = outcome
         self.step = step
-        self.applied = outcome is not None and outcome.applied
-        self.vetoed = outcome is not None and (not outcome.applied or outcome.num_withheld > 0)
-        self.first_nonfinite = outcome.first_nonfinite_name if outcome else ""
-        self.num_nonfinite = outcome.num_nonfinite if outcome else 0
-        self.clip_factor = outcome.clip_factor if outcome else 1.0
-        self.num_hot = outcome.num_hot if outcome else 0
+
+    @property
+    def applied(self) -> bool:
+        return self._outcome is not None and self._outcome.applied
+
+    @property
+    def vetoed(self) -> bool:
+        outcome = self._outcome
+        return outcome is not None and (not outcome.applied or outcome.num_withheld > 0)
+
+    @property
+    def first_nonfinite(self) -> str:
+        return self._outcome.first_nonfinite_name if self._outcome else ""
+
+    @property
+    def num_nonfinite(self) -> int:
+        return self._outcome.num_nonfinite if self._outcome else 0
+
+    @property
+    def clip_factor(self) -> float:
+        return self._outcome.clip_factor if self._outcome else 1.0
+
+    @property
+    def num_hot(self) -> int:
+        return self._outcome.num_hot if self._outcome else 0
 
     @property
     def loss(self) -> float:

@@ -181,19 +181,26 @@ class DeviceTables:
     # Gradients are measured at the step, in one launch. Measuring them in backward would read them
     # from the device's cache, but a launch pays only for some 16M elements at a time: as many as
     # the 50 MB of an H100 hold in 16 bits, and a few microseconds of its bandwidth. Not built yet.
-    def install_hooks(self) -> None: ...
-    def remove_hooks(self) -> None: ...
     def set_hot(self, measures: bool) -> None: ...
 
     def hook_gradients(self, action: str) -> None:
-        if action != "measure":
-            raise NotImplementedError(
-                f"hook_gradients({action!r}) on CUDA is not built yet: expected 'measure'; sums of "
-                "microbatches and updates in backward are the CPU's alone so far"
-            )
+        if action == "update":
+            raise NotImplementedError("updates in backward on CUDA are not built yet")
+        if action == "sum":
+            for table in self._tables.values():
+                table.hook_sums()
+
+    def install_hooks(self) -> None:
+        for table in self._tables.values():
+            table.install_hooks()
+
+    def remove_hooks(self) -> None:
+        for table in self._tables.values():
+            table.remove_hooks()
 
     def sum_gradients(self) -> None:
-        raise NotImplementedError("sums of microbatches on CUDA are not built yet")
+        for table in self._tables.values():
+            table.sum_gradients()
 
     def missing_state_anywhere(self) -> list[int]:
         raise NotImplementedError("updates in backward on CUDA are not built yet")

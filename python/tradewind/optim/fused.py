@@ -68,6 +68,10 @@ class Outcome:
     gradient_multiplier: float = 1.0  # what gradients are multiplied by to be those of the loss
     num_withheld: int = 0  # parameters not updated, where each has its own veto
 
+    def is_ready(self) -> bool:
+        """Whether reading the numbers would not wait for a device."""
+        return True
+
     def found_inf(self, device: torch.device) -> torch.Tensor:
         """1 where the update was vetoed, else 0: 0-d, float32, on the device, without a wait."""
         return torch.full((), float(not self.applied), device=device)
@@ -284,7 +288,7 @@ class FusedOptimizer(Optimizer):
 
     def _host_values(self, group: dict[str, Any]) -> list[float]:
         """Option values; 0 stands for an lr that the device reads itself, without a wait."""
-        is_there = cuda.device_lr(group, self._device_type) is not None and self._is_on_device()
+        is_there = cuda.device_lr(group, self._device_type) is not None and self.steps_on_device
         return self._option_values({**group, "lr": 0.0} if is_there else group)
 
     def _take_orders(self) -> Orders:
@@ -366,7 +370,9 @@ class FusedOptimizer(Optimizer):
     def _parameters_of_groups(self) -> list[list[torch.Tensor]]:
         return [group["params"] for group in self.param_groups]
 
-    def _is_on_device(self) -> bool:
+    @property
+    def steps_on_device(self) -> bool:
+        """Whether any parameter is stepped by the device's kernels."""
         parameters = (p for group in self.param_groups for p in group["params"])
         return any(p.device.type == self._device_type for p in parameters)
 
