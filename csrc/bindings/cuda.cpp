@@ -65,12 +65,13 @@ void register_table(py::module_& module) {
   py::class_<Table> table(module, "DeviceTable");
   table
       .def(py::init([](std::shared_ptr<CudaLibrary> library, const at::Device& device,
-                       const std::string& masters, const std::string& states, std::uint64_t seed) {
+                       const std::string& masters, const std::string& states, std::uint64_t seed,
+                       std::int64_t max_direction_bytes) {
              return std::make_unique<Table>(std::move(library), device,
-                                            storage_of(masters, states, seed));
+                                            storage_of(masters, states, seed), max_direction_bytes);
            }),
-           py::arg("library"), py::arg("device"), py::arg("masters") = "none",
-           py::arg("state_dtype") = "parameter", py::arg("seed") = 0)
+           py::arg("library"), py::arg("device"), py::arg("masters"), py::arg("state_dtype"),
+           py::arg("seed"), py::arg("max_direction_bytes"))
       .def("add_group", &Table::add_group, py::arg("rule_name"), py::arg("parameters"),
            py::arg("names"), py::arg("numbers"))
       .def("collect", &Table::collect)

@@ -22,9 +22,6 @@ static_assert(TRADEWIND_CUDA_MAX_STATES == kMaxStates);
 static_assert(TRADEWIND_CUDA_MAX_OPTIONS == kMaxOptions);
 static_assert(TRADEWIND_CUDA_SCALAR_BYTES == sizeof(ScalarBlock));
 
-// Directions of as many matrices as fit are worked out side by side: the more, the fewer sweeps;
-// the fewer, the less memory beside the model's. One that is larger has this room to itself.
-constexpr std::int64_t kDirectionBytes = std::int64_t{256} << 20U;
 constexpr std::int64_t kDirectionAlignment = 256;
 
 // A scalar that kernels read where it lies.
@@ -48,8 +45,11 @@ std::int64_t direction_bytes(std::int64_t num_elements, bool is_double) {
 }  // namespace
 
 DeviceTable::DeviceTable(std::shared_ptr<const CudaLibrary> library, c10::Device device,
-                         const StorageOptions& storage)
-    : library_(std::move(library)), parameters_(storage, device), readings_(device) {}
+                         const StorageOptions& storage, std::int64_t max_direction_bytes)
+    : library_(std::move(library)),
+      parameters_(storage, device),
+      max_direction_bytes_(max_direction_bytes),
+      readings_(device) {}
 
 void DeviceTable::add_group(std::string_view rule_name, const std::vector<at::Tensor>& parameters,
                             const std::vector<std::string>& names,
@@ -178,7 +178,7 @@ void DeviceTable::plan_passes() {
     if (rule.needs == Needs::kMatrix) {
       const std::int64_t bytes = direction_bytes(slot.num_elements, is_double);
       const bool is_full =
-          found == passes_.rend() || found->direction_bytes + bytes > kDirectionBytes;
+          found == passes_.rend() || found->direction_bytes + bytes > max_direction_bytes_;
       if (is_full) found = passes_.rend();
       num_direction_bytes = bytes;
     }

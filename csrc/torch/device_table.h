@@ -43,8 +43,10 @@ struct DeviceOrders {
 
 class DeviceTable {
  public:
+  // Directions of as many matrices as fit into `max_direction_bytes` are worked out side by side,
+  // and of one at least: the more, the fewer sweeps; the fewer, the less memory.
   DeviceTable(std::shared_ptr<const CudaLibrary> library, c10::Device device,
-              const StorageOptions& storage);
+              const StorageOptions& storage, std::int64_t max_direction_bytes);
   DeviceTable(const DeviceTable&) = delete;
   DeviceTable& operator=(const DeviceTable&) = delete;
 
@@ -112,6 +114,7 @@ class DeviceTable {
 
   std::shared_ptr<const CudaLibrary> library_;
   OptimizerParameters parameters_;
+  std::int64_t max_direction_bytes_;
   std::vector<std::int64_t> numbers_;
   std::unique_ptr<DeviceImage> image_;
   at::Tensor has_stepped_;  // uint8, one for each parameter

@@ -269,9 +269,10 @@ class DeviceTable:
         self,
         library: CudaLibrary,
         device: torch.device,
-        masters: str = "none",
-        state_dtype: str = "parameter",
-        seed: typing.SupportsInt | typing.SupportsIndex = 0,
+        masters: str,
+        state_dtype: str,
+        seed: typing.SupportsInt | typing.SupportsIndex,
+        max_direction_bytes: typing.SupportsInt | typing.SupportsIndex,
     ) -> None: ...
     def __reduce_ex__(self, *args) -> typing.Any: ...
     def add_group(

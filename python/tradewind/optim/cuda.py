@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from tradewind.optim.fused import Group, Orders, Outcome
 
 LIBRARY_PATH = Path(__file__).parent.parent / "libtradewind_cuda.so"
+# Of Muon's directions that are there at a time, beside the model: matrices beyond that take turns.
+MAX_DIRECTION_BYTES = 256 << 20
 # Readings of statistics that nobody has asked for yet: the newest ones are kept.
 _KEPT_READINGS = 4
 _COLUMNS = (
@@ -81,7 +83,9 @@ class DeviceTables:
         seed: int,
     ) -> None:
         self._tables = {
-            device: native.DeviceTable(library(), device, masters, state_dtype, seed)
+            device: native.DeviceTable(
+                library(), device, masters, state_dtype, seed, MAX_DIRECTION_BYTES
+            )
             for device in devices
         }
         self._indices: dict[torch.device, list[int]] = {device: [] for device in devices}

@@ -92,6 +92,25 @@ def test_mixed_dtypes_and_layouts(rule: str, options: dict[str, Any]) -> None:
     assert_same_bits(here, device)
 
 
+@pytest.mark.parametrize(("room", "num_sweeps"), [(1, 10), (4000, 6), (1 << 20, 2)])
+def test_matrices_take_turns_where_there_is_little_room(
+    emulation: cuda_emulation.Emulation,
+    monkeypatch: pytest.MonkeyPatch,
+    room: int,
+    num_sweeps: int,
+) -> None:
+    monkeypatch.setattr(cuda, "MAX_DIRECTION_BYTES", room)
+    given = [torch.randn(n, 16, generator=torch.Generator().manual_seed(n)) for n in range(20, 25)]
+    here, device = pair("Muon", [given[0], given[1].t(), *given[2:]], lr=0.1)
+    step_all([here, device], 2)
+    give([here, device], 2)
+    here.step()
+    before = emulation.num_launches
+    device.step()
+    assert emulation.num_launches - before == 2 + num_sweeps  # control's two
+    assert_same_bits(here, device)
+
+
 @pytest.mark.parametrize("layout", ["transposed", "row_gaps"])
 def test_gradients_of_another_layout_and_dtype(layout: str) -> None:
     given = [LAYOUTS[layout](lambda *s: torch.arange(float(torch.Size(s).numel())).view(*s))]
