@@ -91,6 +91,14 @@ void register_table(py::module_& module) {
           [](Table& self, std::uintptr_t stream) { return self.update(stream_of(stream)); },
           py::arg("stream"), py::call_guard<py::gil_scoped_release>())
       .def("sums", &Table::sums)
+      .def(
+          "keep_loss_scale",
+          [](Table& self, double initial, double growth_factor, double backoff_factor,
+             std::int32_t growth_interval, double floor) {
+            self.keep_loss_scale(initial, {growth_factor, backoff_factor, floor, growth_interval});
+          },
+          py::arg("initial"), py::arg("growth_factor"), py::arg("backoff_factor"),
+          py::arg("growth_interval"), py::arg("floor"))
       .def("loss_scale", &Table::loss_scale)
       .def("vetoed", &Table::vetoed)
       .def(

@@ -237,10 +237,10 @@ void DeviceTable::fill_settings(const DeviceOrders& orders) {
   settings.seed = parameters_.storage().seed;
   settings.grad_scale = pointer_to(orders.grad_scale, "grad_scale");
   settings.found_inf = pointer_to(orders.found_inf, "found_inf");
-  settings.growth_factor = orders.growth_factor;
-  settings.backoff_factor = orders.backoff_factor;
-  settings.min_loss_scale = orders.min_loss_scale;
-  settings.growth_interval = orders.growth_interval;
+  settings.growth_factor = loss_scale_.growth_factor;
+  settings.backoff_factor = loss_scale_.backoff_factor;
+  settings.min_loss_scale = loss_scale_.floor;
+  settings.growth_interval = loss_scale_.growth_interval;
   settings.is_measured = orders.measures ? 1 : 0;
   settings.vetoes_nonfinite = orders.vetoes_nonfinite ? 1 : 0;
 }
@@ -303,8 +303,8 @@ std::shared_ptr<StepReading> DeviceTable::read_back() {
   if (!for_capture_ && !orders_.is_capturing) {
     for_capture_ = readings_.take(image().kept().numel());
   }
-  const bool is_plain =
-      !orders_.measures && !orders_.found_inf.defined() && !orders_.grad_scale.defined();
+  const bool is_plain = loss_scale_.growth_interval == 0 && !orders_.measures &&
+                        !orders_.found_inf.defined() && !orders_.grad_scale.defined();
   if (is_plain && !orders_.wants_statistics && !orders_.wants_changes) return nullptr;
   auto slots = std::make_shared<std::vector<StepReading::Slot>>();
   for (const OptimizerParameters::Collected& collected : parameters_.collected()) {
@@ -331,6 +331,12 @@ std::shared_ptr<StepReading> DeviceTable::read_back() {
                                        std::move(slots));
 }
 
+void DeviceTable::keep_loss_scale(double initial, const DeviceLossScale& options) {
+  const c10::AutoGradMode no_grad(false);
+  loss_scale_ = options;
+  loss_scale().fill_(initial);
+}
+
 at::Tensor DeviceTable::loss_scale() {
   image();
   const auto place = static_cast<std::int64_t>(offsetof(TradewindCudaState, loss_scale));
@@ -347,6 +353,7 @@ void DeviceTable::carry_over(DeviceTable& before, const std::vector<std::int64_t
   if (!before.image_) return;
   const c10::AutoGradMode no_grad(false);
   const c10::DeviceGuard guard(parameters_.device());
+  loss_scale_ = before.loss_scale_;
   const auto num_bytes = static_cast<std::int64_t>(sizeof(TradewindCudaState));
   image().scalar(0, at::kByte, num_bytes).copy_(before.image_->scalar(0, at::kByte, num_bytes));
   for (std::size_t i = 0; i < from_idx.size(); ++i) {

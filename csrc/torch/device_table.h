@@ -25,6 +25,14 @@
 
 namespace tradewind {
 
+// A loss scale that the device keeps, by torch.amp.GradScaler's rules.
+struct DeviceLossScale {
+  double growth_factor = 2.0;
+  double backoff_factor = 0.5;
+  double floor = 0.0;
+  std::int32_t growth_interval = 0;  // 0: none is kept
+};
+
 struct DeviceOrders {
   double gradient_multiplier = 1.0;
   double max_norm = -1.0;            // negative: no clipping
@@ -34,11 +42,6 @@ struct DeviceOrders {
   bool wants_statistics = false;  // measures of each parameter with the reading
   bool wants_changes = false;     // how far each parameter moved, too
   bool is_capturing = false;
-  // A loss scale that the device keeps, by torch.amp.GradScaler's rules; an interval of 0: none.
-  double growth_factor = 2.0;
-  double backoff_factor = 0.5;
-  double min_loss_scale = 0.0;
-  std::int32_t growth_interval = 0;
 };
 
 class DeviceTable {
@@ -80,7 +83,9 @@ class DeviceTable {
   // Sums gradients whose hook did not fire.
   void sum_gradients();
 
-  // The device's memory, on which losses may be scaled without a wait: float32, one element.
+  // From now on every step divides gradients by loss_scale(), and moves it then.
+  void keep_loss_scale(double initial, const DeviceLossScale& options);
+  // In the device's memory, where losses may be multiplied by it without a wait: 0-d, float32.
   [[nodiscard]] at::Tensor loss_scale();
   // Of the last step: int32, one element, not 0 where vetoed.
   [[nodiscard]] at::Tensor vetoed();
@@ -121,6 +126,7 @@ class DeviceTable {
   std::vector<Pass> passes_;
   std::vector<GroupOptions> groups_;  // of the step under way
   DeviceOrders orders_;
+  DeviceLossScale loss_scale_;
   at::Tensor directions_;
   PinnedPool readings_;
   std::vector<std::shared_ptr<PinnedBuffer>> captured_;

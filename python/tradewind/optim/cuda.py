@@ -274,6 +274,26 @@ class DeviceTables:
         ]
         return self._names[min(found)] if found else ""
 
+    def keep_loss_scale(
+        self,
+        initial: float,
+        *,
+        growth_factor: float,
+        backoff_factor: float,
+        growth_interval: int,
+        floor: float = 0.0,
+    ) -> None:
+        """From now on the device keeps a loss scale by `torch.amp.GradScaler`'s rules, not below
+        `floor`: every step divides gradients by it and moves it, by its own veto and without a
+        pass or a wait. It needs steps that measure and veto (`Orders`)."""
+        for table in self._tables.values():
+            table.keep_loss_scale(initial, growth_factor, backoff_factor, growth_interval, floor)
+
+    def loss_scale(self) -> torch.Tensor:
+        """The kept loss scale, in the device's memory: 0-d, float32. A table that is made anew,
+        for edited groups, has its own."""
+        return next(iter(self._tables.values())).loss_scale()
+
     def vetoed(self) -> torch.Tensor:
         """Of the last step, on the first device: a 0-d int32, not 0 where nothing was updated.
         The next step overwrites it."""

@@ -274,6 +274,33 @@ def test_grad_scalers(scaler_class: Any, dtype: torch.dtype) -> None:
     assert_same_bits(here, device)
 
 
+def test_a_loss_scale_that_the_device_keeps() -> None:
+    """It moves as torch's, unscales, and survives a table that is made anew."""
+    _, device = pair("AdamW", tensors("AdamW", torch.float32), lr=0.1, clip_norm=1.0)
+    here = make("AdamW", tensors("AdamW", torch.float32), lr=0.1, clip_norm=1.0)
+    moves = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2}
+    scaler = tw.GradScaler("cpu", init_scale=64.0, **moves)
+    device.native_table.keep_loss_scale(64.0, **moves)
+    for step in range(8):
+        if step == 4:
+            for optimizer in (here, device):
+                optimizer.add_param_group({"params": [Parameter(torch.ones(5))]})
+        scaler.scale(torch.ones(()))
+        give([here, device], step)
+        for optimizer in (here, device):
+            for parameter in parameters_of(optimizer):
+                parameter.grad.mul_(scaler.get_scale())
+            if step in (1, 5):
+                parameters_of(optimizer)[3].grad[0] = float("nan")
+        assert float(device.native_table.loss_scale()) == scaler.get_scale()
+        device.order(Orders(measure=True, veto_nonfinite=True))
+        device.step()
+        scaler.step(here)
+        scaler.update()
+        assert here.outcome.norm == device.outcome.norm or step in (1, 5)
+    assert_same_bits(here, device)
+
+
 @pytest.mark.parametrize(("rule", "options"), RULES)
 def test_statistics(rule: str, options: dict[str, Any]) -> None:
     here, device = pair(rule, tensors(rule, torch.float32), **options)
