@@ -22,6 +22,7 @@ from convergence.training import (
     Outcome,
     Task,
     check_convergence,
+    check_masters_are_needed,
     check_recovery,
     train_with_torch,
 )
@@ -39,17 +40,17 @@ pytestmark = pytest.mark.skipif(
 
 def make_model() -> nn.Module:
     # Smooth, and with a learning rate that keeps it so: with ReLU and lr=0.05, last bits alone
-    # moved the loss by 1% of its drop, and no difference of 16 bits could be seen.
+    # moved the loss by 1% of its drop, which would hide what 16 bits do.
     return nn.Sequential(
         nn.Conv2d(3, 16, 4, 4, bias=False),
         nn.BatchNorm2d(16),
         nn.GELU(),
-        nn.Conv2d(16, 32, 3, 1, 1, bias=False),
-        nn.BatchNorm2d(32),
+        nn.Conv2d(16, 24, 3, 1, 1, bias=False),
+        nn.BatchNorm2d(24),
         nn.GELU(),
         nn.AvgPool2d(2),
         nn.Flatten(),
-        nn.Linear(512, 10),
+        nn.Linear(384, 10),
     )
 
 
@@ -59,10 +60,12 @@ def decode(path: Path, num_per_class: int) -> Data:
 
     images, labels = [], []
     with zipfile.ZipFile(path) as archive:
-        names = sorted(name for name in archive.namelist() if name.endswith(".jpg"))
-        classes = sorted({Path(name).parent.name for name in names})
-        for label, of_class in enumerate(classes):
-            for name in [n for n in names if Path(n).parent.name == of_class][:num_per_class]:
+        of_class: dict[str, list[str]] = {}
+        for name in sorted(archive.namelist()):
+            if name.endswith(".jpg"):
+                of_class.setdefault(name.split("/")[-2], []).append(name)
+        for label, names in enumerate(of_class.values()):
+            for name in names[:num_per_class]:
                 images.append(np.array(Image.open(io.BytesIO(archive.read(name)))))
                 labels.append(label)
     pixels = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
@@ -77,16 +80,17 @@ def task() -> Task:
         rows = torch.randint(len(labels), (32,), generator=generator)
         return images[rows], labels[rows]
 
-    options = {"lr": 0.02, "momentum": 0.9, "nesterov": True, "weight_decay": 5e-4}
+    options = {"lr": 0.006, "momentum": 0.9, "nesterov": True, "weight_decay": 5e-4}
     return Task(
         make_model,
         next_batch,
         held_out=decode(HELD_OUT, 50),
         recipe=tw.SGD(**options),
         optimizer=partial(torch.optim.SGD, **options),
-        num_steps=150,
+        num_steps=200,
         clip_norm=2.5,
-        bands=Bands(float32=1e-4, bits16=1e-2, bits8=1e-2),
+        # Measured: 1.0e-3 and 1.3e-3 over five seeds (float16: two), 0.030 over eight.
+        bands=Bands(bits16=3e-3, bits8=4e-3, seeds=0.03),
     )
 
 
@@ -107,3 +111,7 @@ def test_reaches_the_loss_of_torch(task: Task, reference: Outcome, options: dict
 
 def test_recovers_from_an_overflow(task: Task, reference: Outcome) -> None:
     check_recovery(task, reference, "fp16")
+
+
+def test_without_masters_it_would_not(task: Task, reference: Outcome) -> None:
+    check_masters_are_needed(task, reference, torch.bfloat16)

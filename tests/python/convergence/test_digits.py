@@ -17,8 +17,8 @@ from convergence.training import (
     Outcome,
     Task,
     check_convergence,
+    check_masters_are_needed,
     check_recovery,
-    distance,
     train_with_torch,
 )
 from torch import nn
@@ -75,7 +75,8 @@ def task() -> Task:
         optimizer=partial(torch.optim.AdamW, **options),
         num_steps=400,
         clip_norm=0.1,
-        bands=Bands(float32=1e-4, bits16=3e-3, bits8=1e-2),
+        # Measured: 3e-4 and 3e-3 over five seeds (float16: two), 0.0094 over eight.
+        bands=Bands(bits16=1e-3, bits8=8e-3, seeds=0.009),
     )
 
 
@@ -108,5 +109,4 @@ def test_recovers_from_an_overflow(task: Task, reference: Outcome, precision: st
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_without_masters_it_would_not(task: Task, reference: Outcome, dtype: torch.dtype) -> None:
-    rounded = train_with_torch(task, round_to=dtype)
-    assert distance(rounded, reference) > 10 * task.bands.bits16
+    check_masters_are_needed(task, reference, dtype)

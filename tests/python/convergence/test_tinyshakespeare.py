@@ -18,6 +18,7 @@ from convergence.training import (
     Outcome,
     Task,
     check_convergence,
+    check_masters_are_needed,
     check_recovery,
     train_with_torch,
 )
@@ -91,7 +92,8 @@ def task() -> Task:
         optimizer=partial(torch.optim.AdamW, **options),
         num_steps=200,
         clip_norm=0.5,
-        bands=Bands(float32=1e-4, bits16=1e-2, bits8=2e-2),
+        # Measured: 1.1e-3 and 7.3e-3 over five seeds (float16: two), 0.045 over eight.
+        bands=Bands(bits16=4e-3, bits8=1.5e-2, seeds=0.045),
     )
 
 
@@ -112,3 +114,7 @@ def test_reaches_the_loss_of_torch(task: Task, reference: Outcome, options: dict
 
 def test_recovers_from_an_overflow(task: Task, reference: Outcome) -> None:
     check_recovery(task, reference, "fp16")
+
+
+def test_without_masters_it_would_not(task: Task, reference: Outcome) -> None:
+    check_masters_are_needed(task, reference, torch.bfloat16)
