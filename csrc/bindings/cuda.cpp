@@ -90,6 +90,7 @@ void register_table(py::module_& module) {
           "update",
           [](Table& self, std::uintptr_t stream) { return self.update(stream_of(stream)); },
           py::arg("stream"), py::call_guard<py::gil_scoped_release>())
+      .def("read_again", &Table::read_again, py::call_guard<py::gil_scoped_release>())
       .def("sums", &Table::sums)
       .def(
           "keep_loss_scale",

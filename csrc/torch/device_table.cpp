@@ -266,6 +266,7 @@ std::shared_ptr<StepReading> DeviceTable::update(void* stream) {
   const TradewindCudaTable table = image().table(num_slots);
   check(library_->control(&table, stream));
   for (const Pass& pass : passes_) run(pass, stream);
+  note_slots();
   std::shared_ptr<StepReading> reading = read_back();
   parameters_.finish_update();
   return reading;
@@ -299,6 +300,17 @@ void DeviceTable::orthogonalize_all(const Pass& pass) {
   }
 }
 
+// Which parameters the numbers are of. Readings share the list: as a rule it does not change.
+void DeviceTable::note_slots() {
+  std::vector<StepReading::Slot> slots;
+  for (const OptimizerParameters::Collected& collected : parameters_.collected()) {
+    slots.push_back({static_cast<std::int64_t>(collected.idx), collected.num_elements()});
+  }
+  if (!slots_of_reading_ || *slots_of_reading_ != slots) {
+    slots_of_reading_ = std::make_shared<const std::vector<StepReading::Slot>>(std::move(slots));
+  }
+}
+
 std::shared_ptr<StepReading> DeviceTable::read_back() {
   if (!for_capture_ && !orders_.is_capturing) {
     for_capture_ = readings_.take(image().kept().numel());
@@ -306,10 +318,6 @@ std::shared_ptr<StepReading> DeviceTable::read_back() {
   const bool is_plain = loss_scale_.growth_interval == 0 && !orders_.measures &&
                         !orders_.found_inf.defined() && !orders_.grad_scale.defined();
   if (is_plain && !orders_.wants_statistics && !orders_.wants_changes) return nullptr;
-  auto slots = std::make_shared<std::vector<StepReading::Slot>>();
-  for (const OptimizerParameters::Collected& collected : parameters_.collected()) {
-    slots->push_back({static_cast<std::int64_t>(collected.idx), collected.num_elements()});
-  }
   StepReading::Places places;
   places.outcome = image().outcome_offset();
   const bool has_slots = orders_.wants_statistics || orders_.wants_changes;
@@ -328,7 +336,14 @@ std::shared_ptr<StepReading> DeviceTable::read_back() {
   buffer->copy_from(kept);
   if (!orders_.is_capturing) buffer->mark();
   return std::make_shared<StepReading>(std::move(buffer), places, orders_.is_capturing,
-                                       std::move(slots));
+                                       slots_of_reading_);
+}
+
+std::shared_ptr<StepReading> DeviceTable::read_again() {
+  const c10::AutoGradMode no_grad(false);
+  const c10::DeviceGuard guard(parameters_.device());
+  orders_.is_capturing = false;
+  return read_back();
 }
 
 void DeviceTable::keep_loss_scale(double initial, const DeviceLossScale& options) {

@@ -74,6 +74,8 @@ class DeviceTable {
   [[nodiscard]] at::Tensor sums() const;
   // Decides, and applies the rules. Null where the orders ask for no numbers.
   std::shared_ptr<StepReading> update(void* stream);
+  // The numbers once more, after a graph's replay of the last update().
+  std::shared_ptr<StepReading> read_again();
   void release_gradients();
 
   // From now on 16-bit gradients are summed in float32, by hooks in backward, and freed.
@@ -114,6 +116,7 @@ class DeviceTable {
   void place_directions();
   void run(const Pass& pass, void* stream);
   void orthogonalize_all(const Pass& pass);
+  void note_slots();
   std::shared_ptr<StepReading> read_back();
   void check(int code) const { library_->check(code, "step on the device"); }
 

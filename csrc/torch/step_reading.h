@@ -19,6 +19,8 @@ class StepReading {
   struct Slot {
     std::int64_t parameter_idx;
     std::int64_t num_elements;
+
+    bool operator==(const Slot&) const = default;
   };
   // Where the numbers lie in the buffer; nothing where they were not asked for.
   struct Places {

@@ -7,7 +7,7 @@ import os
 import sys
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from tradewind.engine.adoption import AdoptedModel, check_adoptable, named_parameters
+from tradewind.engine.graph import CudaGraphs, GraphedForward, GraphedStep, Graphs
 from tradewind.engine.loop import run_batches
 from tradewind.engine.loss_scale import LossScale, LossScaleState
 from tradewind.engine.options import (
@@ -73,6 +74,10 @@ class Engine:
             gradient exists, so that gradients never all live at once; not with clip_norm,
             accumulate or float16. A gradient that is not finite then vetoes its own parameter's
             update alone.
+        graph: on a GPU, replay forward and backward of a microbatch, and measure and sweep, as CUDA
+            graphs. Inputs of another shape than the first ones run without; outputs are overwritten
+            by the next forward; lr becomes a tensor on the device, so that schedules reach it. A
+            model that cannot be captured is an error that says what prevents it as a rule.
         run: directory of the run's record; TRADEWIND_RUN overrides it. None keeps no record.
 
     A gradient that is NaN or infinite vetoes its update: parameters and state stay as they are, a
@@ -97,6 +102,7 @@ class Engine:
         keep_fp32: Selector | None = None,
         loss_scale: LossScale | None = None,
         update: str = "after-backward",
+        graph: bool = False,
         run: str | os.PathLike[str] | None = None,
         **not_built: Any,
     ) -> None:
@@ -109,6 +115,7 @@ class Engine:
             state_dtype=state_dtype,
             loss_scale=loss_scale,
             update=update,
+            graph=graph,
         )
         check_place()
         named = named_parameters(model)
@@ -176,6 +183,22 @@ class Engine:
             self.optimizer.hook_gradients("update")
         else:
             self.optimizer.hook_gradients("sum" if options.sums_gradients else "measure")
+        self._graphed_forward: GraphedForward | None = None
+        self._graphed_step: GraphedStep | None = None
+        if options.graph:
+            self._use_graphs(model)
+
+    def _use_graphs(self, model: torch.nn.Module) -> None:
+        graphs = self._make_graphs()
+        sums = self._options.accumulate > 1
+        self._graphed_forward = GraphedForward(graphs, self._forward, model, sums=sums)
+        self._graphed_step = GraphedStep(graphs, self.optimizer)
+        for group in self.optimizer.param_groups:
+            if not isinstance(group["lr"], torch.Tensor):
+                rate = torch.tensor(float(group["lr"]), dtype=torch.float64, device=self.device)
+                group["lr"] = rate
+
+    _make_graphs: Callable[[], Graphs] = staticmethod(CudaGraphs)
 
     # --- the model ------------------------------------------------------------------------------
 
@@ -200,11 +223,18 @@ class Engine:
         """Run the model's forward in the engine's precision; 16-bit outputs come as float32."""
         if torch.is_grad_enabled():
             self._begin_step()
+            if self._graphed_forward is not None and self.model.training:
+                return self._graphed_forward(args, kwargs)
+        return self._forward(*args, **kwargs)
+
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
         precision = self._options.precision
         if precision.forward_dtype is None:
             return self.model(*args, **kwargs)
         if precision.autocast is not None:
-            with torch.autocast(self.device.type, dtype=precision.autocast):
+            # A graph must cast the weights of its own replay, not find those of an earlier one.
+            cache = not self._options.graph
+            with torch.autocast(self.device.type, dtype=precision.autocast, cache_enabled=cache):
                 outputs = self.model(*args, **kwargs)
         else:
             args, kwargs = cast_floats((args, kwargs), precision.forward_dtype)
@@ -315,21 +345,19 @@ class Engine:
 
     def _update(self) -> StepResult:
         self._adopted.bring_home()
-        self.optimizer.order(
-            Orders(
-                gradient_multiplier=self.accumulate / self._num_microbatches,
-                measure=True,
-                veto_nonfinite=True,
-                wants_changes=True,
-                grad_scale=self._loss_scale.scale if self._loss_scale else None,
-            )
+        orders = Orders(
+            gradient_multiplier=self.accumulate / self._num_microbatches,
+            measure=True,
+            veto_nonfinite=True,
+            wants_changes=True,
+            grad_scale=self._loss_scale.scale if self._loss_scale else None,
         )
-        self.optimizer.step()
-        outcome = self.optimizer.outcome
-        assert outcome is not None
+        outcome = self._step_optimizer(orders)
         self.optimizer.release_gradients()
         for parameter in self._adopted.parameters:
             parameter.grad = None
+        if self._graphed_forward is not None:
+            self._graphed_forward.update_done()
         self.num_steps += 1
         result = StepResult(self.num_steps, self._losses, outcome)
         if self._loss_scale is not None:
@@ -341,6 +369,15 @@ class Engine:
         self.last_result = result
         self._take_numbers()
         return result
+
+    def _step_optimizer(self, orders: Orders) -> Outcome:
+        if self._graphed_step is not None:
+            return self._graphed_step(orders)
+        self.optimizer.order(orders)
+        self.optimizer.step()
+        outcome = self.optimizer.outcome
+        assert outcome is not None
+        return outcome
 
     def _take_numbers(self, *, wait: bool = False) -> None:
         """Account for the updates whose numbers have arrived: all but the last, as a rule, on a

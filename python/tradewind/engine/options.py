@@ -20,7 +20,6 @@ _NOT_BUILT: dict[str, Any] = {
     "checkpoint": None,
     "watch": None,
     "resume": "auto",
-    "graph": False,
 }
 _UPDATES = ("after-backward", "in-backward")
 
@@ -36,6 +35,7 @@ class StepOptions:
     state_dtype: StateDtype | None
     loss_scale: LossScale | None
     update: str
+    graph: bool
 
     @property
     def updates_in_backward(self) -> bool:
@@ -64,6 +64,7 @@ def step_options(
     state_dtype: str | None,
     loss_scale: LossScale | None,
     update: str,
+    graph: bool,
 ) -> StepOptions:
     """The options, checked one by one and together. Raises ValueError or TypeError by name."""
     _check_choice("precision", precision, tuple(PRECISIONS))
@@ -91,7 +92,10 @@ def step_options(
         cast("StateDtype | None", state_dtype),
         loss_scale,
         update,
+        graph,
     )
+    if not isinstance(graph, bool):
+        raise TypeError(f"graph: expected True or False, got {graph!r}")
     if checked.updates_in_backward:
         _check_in_backward(checked)
     return checked
@@ -119,6 +123,7 @@ def _check_in_backward(options: StepOptions) -> None:
     excluded = {
         "clip_norm": options.clip_norm is not None,
         "accumulate": options.accumulate > 1,
+        "graph=True": options.graph,
         f"precision={options.precision.name!r}": options.precision.scales_loss,
     }
     found = [name for name, is_set in excluded.items() if is_set]
@@ -126,8 +131,8 @@ def _check_in_backward(options: StepOptions) -> None:
         raise ValueError(
             f"update='in-backward' applies each gradient as soon as it exists, which excludes "
             f"{', '.join(found)}: clipping needs the norm of all gradients, accumulation those of "
-            "later microbatches, a loss scale to know that none overflows; leave these out, or use "
-            "update='after-backward'"
+            "later microbatches, a loss scale to know that none overflows, a graph a backward of "
+            "its own; leave these out, or use update='after-backward'"
         )
 
 
@@ -179,6 +184,11 @@ def _check_agreement(optimizer: FusedOptimizer, options: StepOptions) -> None:
             raise ValueError(
                 f"{name}: the optimizer has {has!r}, the Engine was given {given!r}; set one"
             )
+    if options.graph and not optimizer.steps_on_device:
+        raise ValueError(
+            "graph=True: CUDA graphs need the model on a GPU, but its parameters are on the CPU; "
+            "leave it out, or call model.cuda() first"
+        )
     if options.updates_in_backward and optimizer.steps_on_device:
         raise NotImplementedError(
             "update='in-backward' is not built for CUDA yet; use update='after-backward'"
@@ -221,4 +231,5 @@ def describe(
         "masters": options.masters or optimizer.masters,
         "state_dtype": options.state_dtype or optimizer.state_dtype,
         "update": options.update,
+        "graph": options.graph,
     }

@@ -222,9 +222,7 @@ class DeviceTables:
         clip_norm: float | None,
     ) -> Outcome:
         """Queue one step over what `collect()` took, for which all state is there."""
-        from tradewind.optim.device_outcome import DeviceOutcome
-
-        measures = clip_norm is not None or orders.measure or orders.veto_nonfinite
+        measures = _measures(orders, clip_norm)
         for device, table in self._tables.items():
             table.prepare(
                 groups,
@@ -244,6 +242,20 @@ class DeviceTables:
                 table.measure(_stream(device))
             self._add_up_sums()
         readings = [table.update(_stream(device)) for device, table in self._tables.items()]
+        return self._outcome(readings, orders, measures)
+
+    def read_again(self, orders: Orders, clip_norm: float | None) -> Outcome:
+        """The outcome of a graph's replay of the last step, which was of these orders."""
+        kept = [each for each in self._readings if not any(r.is_captured for r in each)]
+        self._readings = deque(kept, maxlen=_KEPT_READINGS)  # replays overwrite the captured ones
+        readings = [table.read_again() for table in self._tables.values()]
+        return self._outcome(readings, orders, _measures(orders, clip_norm))
+
+    def _outcome(
+        self, readings: Sequence[native.StepReading | None], orders: Orders, measures: bool
+    ) -> Outcome:
+        from tradewind.optim.device_outcome import DeviceOutcome
+
         arriving = [reading for reading in readings if reading is not None]
         if arriving and (orders.measure or orders.wants_changes):
             self._readings.append(arriving)
@@ -318,6 +330,10 @@ class DeviceTables:
         place = self._places[index]
         assert place is not None
         return place
+
+
+def _measures(orders: Orders, clip_norm: float | None) -> bool:
+    return clip_norm is not None or orders.measure or orders.veto_nonfinite
 
 
 class _Carrying:

@@ -545,6 +545,29 @@ class FusedOptimizer(Optimizer):
         self._add_states(table, table.missing_state_anywhere())
         table.begin_backward_update(groups, wants_changes)
 
+    def step_key(self, orders: Orders) -> tuple[Any, ...]:
+        """Equal for two steps that queue the same work on the same memory, so that a CUDA graph of
+        one is the other. A tensor lr is read by the device and may change."""
+        values = [
+            (*self._host_values(group), id(group["lr"]), bool(group.get("maximize", False)))
+            for group in self.param_groups
+        ]
+        gradients = [
+            None if p.grad is None else (p.grad.data_ptr(), p.grad.dtype, p.grad.stride())
+            for p in self._table_parameters
+        ]
+        facts = (id(self._current_table()), self.clip_norm, orders.gradient_multiplier)
+        tensors = (id(orders.grad_scale), id(orders.found_inf))
+        flags = (orders.measure, orders.veto_nonfinite, orders.wants_changes)
+        return (*facts, *tensors, *flags, *map(tuple, values), *gradients)
+
+    def replayed(self, orders: Orders) -> Outcome:
+        """The outcome of a replay of a graph that has captured `step()` under these orders."""
+        table = self._current_table()
+        assert isinstance(table, cuda.DeviceTables)
+        self._outcome = table.read_again(orders, self.clip_norm)
+        return self._outcome
+
     def statistics(self) -> tuple[list[torch.Tensor], dict[str, list[float]]]:
         """The parameters by the table's index, and what the last step saw of those it went over."""
         table = self._current_table()

@@ -46,7 +46,6 @@ def test_options(options: dict[str, object], error: type[Exception], message: st
         ("checkpoint", "anything"),
         ("watch", "anything"),
         ("resume", "must"),
-        ("graph", True),
     ],
 )
 def test_what_is_not_built_says_so(name: str, value: object) -> None:
