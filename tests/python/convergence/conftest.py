@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+pytest.register_assert_rewrite("convergence.training")  # so that its failures show the numbers
+
 
 @pytest.fixture(scope="package", autouse=True)
 def one_thread() -> Iterator[None]:
