@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from step import CLIP_NORM, LAYOUTS, Shapes
+from step_layouts import CLIP_NORM, LAYOUTS, Shapes
 
 import tradewind as tw
 from measuring import machine, ratios, show, summary, text

@@ -29,13 +29,21 @@ def summary(values: list[float]) -> Figure:
 
 
 def interleave(
-    candidates: Mapping[str, Callable[[], object]], repeats: int, warmups: int = 2
+    candidates: Mapping[str, Callable[[], object]],
+    repeats: int,
+    warmups: int = 2,
+    prepare: Mapping[str, Callable[[], object]] | None = None,
 ) -> dict[str, list[float]]:
-    """Seconds of each run of each candidate, in rounds A B C, C B A, so that drift is shared."""
+    """Seconds of each run of each candidate, in rounds A B C, C B A, so that drift is shared.
+
+    What `prepare` has for a candidate runs before each of its runs, untimed.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     names = list(candidates)
     for turn in range(warmups + repeats):
         for name in names if turn % 2 == 0 else reversed(names):
+            if prepare is not None and name in prepare:
+                prepare[name]()
             began = time.perf_counter()
             candidates[name]()
             taken = time.perf_counter() - began
@@ -47,6 +55,11 @@ def interleave(
 def ratios(numerator: list[float], denominator: list[float]) -> Figure:
     """Summary of the ratio, round by round."""
     return summary([a / b for a, b in zip(numerator, denominator, strict=True)])
+
+
+def rates(seconds: list[float], num_bytes: float) -> Figure:
+    """GB/s at which so many bytes were moved."""
+    return summary([num_bytes / value / 1e9 for value in seconds])
 
 
 def machine() -> dict[str, Any]:
