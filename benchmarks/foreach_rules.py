@@ -1,5 +1,5 @@
-"""Lion and LAMB as PyTorch users write them fast, in `torch._foreach_` calls over all parameters: the
-peers where torch has no optimizer of its own."""
+"""Lion and LAMB as PyTorch users write them fast, in `torch._foreach_` calls over all parameters:
+the peers where torch has no optimizer of its own."""
 
 from __future__ import annotations
 
