@@ -34,6 +34,7 @@ add_library(tradewind_torch STATIC
   csrc/torch/backward_update.cpp
   csrc/torch/gradient_arena.cpp
   csrc/torch/gradient_hooks.cpp
+  csrc/torch/device_backward_update.cpp
   csrc/torch/device_image.cpp
   csrc/torch/device_table.cpp
   csrc/torch/group_state.cpp

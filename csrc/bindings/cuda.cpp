@@ -2,6 +2,7 @@
 
 #include "bindings/register.h"
 #include "bindings/state_tables.h"
+#include "torch/device_backward_update.h"
 #include "torch/device_table.h"
 
 namespace tradewind::bindings {
@@ -13,6 +14,22 @@ using Tensor = std::optional<at::Tensor>;
 
 void* stream_of(std::uintptr_t stream) {
   return reinterpret_cast<void*>(stream);  // NOLINT: torch gives streams as numbers
+}
+
+std::vector<at::Tensor> tensors_of(const std::vector<Tensor>& given) {
+  std::vector<at::Tensor> tensors;
+  for (const Tensor& one : given) tensors.push_back(one.value_or(at::Tensor()));
+  return tensors;
+}
+
+void begin_backward_update(Table& table, const std::vector<GroupTuple>& groups,
+                           const std::vector<Tensor>& learning_rates, bool wants_changes,
+                           std::uintptr_t stream) {
+  DeviceOrders orders;
+  orders.measures = orders.vetoes_nonfinite = orders.wants_statistics = true;
+  orders.wants_changes = wants_changes;
+  table.backward_update()->begin(group_options(groups), tensors_of(learning_rates), orders,
+                                 stream_of(stream));
 }
 
 void prepare(Table& table, const std::vector<GroupTuple>& groups,
@@ -29,9 +46,7 @@ void prepare(Table& table, const std::vector<GroupTuple>& groups,
   orders.wants_statistics = wants_statistics;
   orders.wants_changes = wants_changes;
   orders.is_capturing = is_capturing;
-  std::vector<at::Tensor> tensors;
-  for (const Tensor& lr : learning_rates) tensors.push_back(lr.value_or(at::Tensor()));
-  table.prepare(group_options(groups), tensors, orders);
+  table.prepare(group_options(groups), tensors_of(learning_rates), orders);
 }
 
 // (norm, clip factor, applied, non-finite gradients, index of the first or -1, loss scale)
@@ -76,6 +91,20 @@ void register_table(py::module_& module) {
            py::arg("names"), py::arg("numbers"))
       .def("collect", &Table::collect)
       .def("hook_sums", &Table::hook_sums)
+      .def("hook_updates", &Table::hook_updates)
+      .def(
+          "missing_state_anywhere",
+          [](Table& self) { return self.parameters().missing_state_anywhere(); },
+          "Indices of parameters that require a gradient and have no state yet.")
+      .def("begin_backward_update", &begin_backward_update, py::arg("groups"),
+           py::arg("learning_rates"), py::arg("wants_changes"), py::arg("stream"))
+      .def("is_updating",
+           [](const Table& self) {
+             return self.backward_update() != nullptr && self.backward_update()->is_begun();
+           })
+      .def(
+          "end_backward_update", [](Table& self) { return self.backward_update()->end(); },
+          py::call_guard<py::gil_scoped_release>(), "The numbers of each step that was queued.")
       .def("install_hooks", &Table::install_hooks)
       .def("remove_hooks", &Table::remove_hooks)
       .def("sum_gradients", &Table::sum_gradients, py::call_guard<py::gil_scoped_release>())

@@ -12,11 +12,18 @@ namespace tradewind {
 
 namespace {
 
-// Gradients of so many elements share a sweep: 1 MiB of float32, which the second-level cache
-// holds, and enough to be worth waking the threads for.
-constexpr std::int64_t kWaitingElements = 256 * 1024;
+// Gradients of so many elements share a sweep: 4 MiB of float32, of which a core's second-level
+// cache and its share of the third still hold the most, and enough to be worth waking the threads
+// for.
+constexpr std::int64_t kWaitingElements = 1024 * 1024;
 
 }  // namespace
+
+void fail_twice(const std::string& parameter_name) {
+  fail(ErrorKind::kBadState, "parameter '", parameter_name,
+       "': its gradient arrived twice in one backward, and the first part is applied already; "
+       "call torch.utils.checkpoint with use_reentrant=False, or use update='after-backward'");
+}
 
 void BackwardUpdate::begin(std::vector<GroupOptions> groups, bool wants_changes) {
   table_.parameters().check_options(groups);
@@ -34,11 +41,7 @@ void BackwardUpdate::begin(std::vector<GroupOptions> groups, bool wants_changes)
 void BackwardUpdate::arrive(std::size_t idx) {
   const std::scoped_lock lock(mutex_);
   if (!is_begun_) return;
-  if (has_arrived_[idx] != 0) {
-    fail(ErrorKind::kBadState, "parameter '", table_.parameters().entry(idx).name,
-         "': its gradient arrived twice in one backward, and the first part is applied already; "
-         "call torch.utils.checkpoint with use_reentrant=False, or use update='after-backward'");
-  }
+  if (has_arrived_[idx] != 0) fail_twice(table_.parameters().entry(idx).name);
   has_arrived_[idx] = 1;
   waiting_.push_back(idx);
   num_waiting_elements_ += table_.parameters().tensors()[idx].numel();

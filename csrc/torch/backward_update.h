@@ -16,6 +16,9 @@
 
 namespace tradewind {
 
+// Throws Error(kBadState): its gradient came in pieces, and the first is applied already.
+[[noreturn]] void fail_twice(const std::string& parameter_name);
+
 class BackwardUpdate {
  public:
   struct Result {

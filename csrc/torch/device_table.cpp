@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "step/blocks.h"
 #include "step/format.h"
+#include "torch/device_backward_update.h"
 #include "torch/parameter_checks.h"
 #include "torch/slot_tensor.h"
 
@@ -50,6 +51,8 @@ DeviceTable::DeviceTable(std::shared_ptr<const CudaLibrary> library, c10::Device
       parameters_(storage, device),
       max_direction_bytes_(max_direction_bytes),
       readings_(device) {}
+
+DeviceTable::~DeviceTable() = default;
 
 void DeviceTable::add_group(std::string_view rule_name, const std::vector<at::Tensor>& parameters,
                             const std::vector<std::string>& names,
@@ -399,6 +402,15 @@ void DeviceTable::hook_sums() {
                                              if (sums_->holds(idx))
                                                sums_->ingest_there(idx, parameter);
                                            });
+  hooks_->install();
+}
+
+void DeviceTable::hook_updates() {
+  hooks_.reset();
+  backward_update_ = std::make_unique<DeviceBackwardUpdate>(*this);
+  hooks_ = std::make_unique<GradientHooks>(
+      parameters_.tensors(),
+      [this](std::size_t idx, const at::Tensor&) { backward_update_->arrive(idx); });
   hooks_->install();
 }
 

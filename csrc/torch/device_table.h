@@ -44,12 +44,15 @@ struct DeviceOrders {
   bool is_capturing = false;
 };
 
+class DeviceBackwardUpdate;
+
 class DeviceTable {
  public:
   // Directions of as many matrices as fit into `max_direction_bytes` are worked out side by side,
   // and of one at least: the more, the fewer sweeps; the fewer, the less memory.
   DeviceTable(std::shared_ptr<const CudaLibrary> library, c10::Device device,
               const StorageOptions& storage, std::int64_t max_direction_bytes);
+  ~DeviceTable();
   DeviceTable(const DeviceTable&) = delete;
   DeviceTable& operator=(const DeviceTable&) = delete;
 
@@ -80,6 +83,10 @@ class DeviceTable {
 
   // From now on 16-bit gradients are summed in float32, by hooks in backward, and freed.
   void hook_sums();
+  // From now on hooks step parameters in backward, between begin() and end() of backward_update().
+  void hook_updates();
+  // Null before hook_updates().
+  [[nodiscard]] DeviceBackwardUpdate* backward_update() const { return backward_update_.get(); }
   void install_hooks();
   void remove_hooks() noexcept;
   // Sums gradients whose hook did not fire.
@@ -136,6 +143,7 @@ class DeviceTable {
   std::shared_ptr<PinnedBuffer> for_capture_;
   std::shared_ptr<const std::vector<StepReading::Slot>> slots_of_reading_;
   std::unique_ptr<GradientArena> sums_;
+  std::unique_ptr<DeviceBackwardUpdate> backward_update_;
   // Last, so that no hook finds the rest gone.
   std::unique_ptr<GradientHooks> hooks_;
 };

@@ -288,14 +288,33 @@ class DeviceTable:
         entry: dict[str, typing.Any],
         is_first: bool,
     ) -> None: ...
+    def begin_backward_update(
+        self,
+        groups: collections.abc.Sequence[
+            tuple[
+                collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex],
+                bool,
+                MatrixOptions | None,
+            ]
+        ],
+        learning_rates: collections.abc.Sequence[torch.Tensor | None],
+        wants_changes: bool,
+        stream: typing.SupportsInt | typing.SupportsIndex,
+    ) -> None: ...
     def carry_over(
         self,
         before: DeviceTable,
         from_idx: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
     ) -> None: ...
     def collect(self) -> int: ...
+    def end_backward_update(self) -> list[StepReading]:
+        """
+        The numbers of each step that was queued.
+        """
     def hook_sums(self) -> None: ...
+    def hook_updates(self) -> None: ...
     def install_hooks(self) -> None: ...
+    def is_updating(self) -> bool: ...
     def keep_loss_scale(
         self,
         initial: typing.SupportsFloat | typing.SupportsIndex,
@@ -309,6 +328,10 @@ class DeviceTable:
     def missing_state(self) -> list[int]:
         """
         Indices of collected parameters that have no state yet.
+        """
+    def missing_state_anywhere(self) -> list[int]:
+        """
+        Indices of parameters that require a gradient and have no state yet.
         """
     def owns_states(self) -> bool: ...
     def prepare(

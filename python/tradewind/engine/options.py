@@ -189,10 +189,6 @@ def _check_agreement(optimizer: FusedOptimizer, options: StepOptions) -> None:
             "graph=True: CUDA graphs need the model on a GPU, but its parameters are on the CPU; "
             "leave it out, or call model.cuda() first"
         )
-    if options.updates_in_backward and optimizer.steps_on_device:
-        raise NotImplementedError(
-            "update='in-backward' is not built for CUDA yet; use update='after-backward'"
-        )
     if options.updates_in_backward and optimizer.clip_norm is not None:
         raise ValueError(
             "update='in-backward' excludes the optimizer's clip_norm, which needs the norm of all "

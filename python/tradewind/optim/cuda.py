@@ -7,14 +7,17 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 from tradewind._core import native
 
 if TYPE_CHECKING:
+    from tradewind.optim.device_outcome import JoinedReadings
     from tradewind.optim.fused import Group, Orders, Outcome
+
+    Reading: TypeAlias = native.StepReading | JoinedReadings
 
 LIBRARY_PATH = Path(__file__).parent.parent / "libtradewind_cuda.so"
 # Of Muon's directions that are there at a time, beside the model: matrices beyond that take turns.
@@ -94,7 +97,7 @@ class DeviceTables:
         self._names: list[str] = []
         self._elsewhere: list[int] = []
         self._given: dict[int, dict[str, Any]] = {}  # state tensors by parameter
-        self._readings: deque[list[native.StepReading]] = deque(maxlen=_KEPT_READINGS)
+        self._readings: deque[Sequence[Reading]] = deque(maxlen=_KEPT_READINGS)
 
     def add_group(
         self, rule_name: str, parameters: Sequence[torch.Tensor], names: Sequence[str]
@@ -188,11 +191,12 @@ class DeviceTables:
     def set_hot(self, measures: bool) -> None: ...
 
     def hook_gradients(self, action: str) -> None:
-        if action == "update":
-            raise NotImplementedError("updates in backward on CUDA are not built yet")
         if action == "sum":
             for table in self._tables.values():
                 table.hook_sums()
+        elif action == "update":
+            for table in self._tables.values():
+                table.hook_updates()
 
     def install_hooks(self) -> None:
         for table in self._tables.values():
@@ -206,11 +210,38 @@ class DeviceTables:
         for table in self._tables.values():
             table.sum_gradients()
 
-    def missing_state_anywhere(self) -> list[int]:
-        raise NotImplementedError("updates in backward on CUDA are not built yet")
+    # --- the update in backward -----------------------------------------------------------------
 
-    def begin_backward_update(self, groups: list[Group], wants_changes: bool) -> None:
-        raise NotImplementedError("updates in backward on CUDA are not built yet")
+    def missing_state_anywhere(self) -> list[int]:
+        return sorted(
+            self._indices[device][local]
+            for device, table in self._tables.items()
+            for local in table.missing_state_anywhere()
+        )
+
+    def begin_backward_update(
+        self,
+        groups: list[Group],
+        param_groups: Sequence[Mapping[str, Any]],
+        *,
+        wants_changes: bool,
+    ) -> None:
+        for device, table in self._tables.items():
+            rates = [_moved(device_lr(group, device.type), device) for group in param_groups]
+            table.begin_backward_update(groups, rates, wants_changes, _stream(device))
+
+    def is_updating(self) -> bool:
+        return any(table.is_updating() for table in self._tables.values())
+
+    def end_backward_update(self) -> Outcome:
+        from tradewind.optim.device_outcome import DeviceBackwardOutcome, JoinedReadings
+
+        joined = [JoinedReadings(table.end_backward_update()) for table in self._tables.values()]
+        self._readings.append(joined)
+        return DeviceBackwardOutcome(joined, self._global_index, self._names)
+
+    def _global_index(self, device_idx: int, local: int) -> int:
+        return list(self._indices.values())[device_idx][local]
 
     # --- the step -------------------------------------------------------------------------------
 

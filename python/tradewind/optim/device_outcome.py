@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -83,3 +84,109 @@ class DeviceOutcome(Outcome):
     def first_nonfinite_name(self) -> str:  # type: ignore[override]
         self._read()
         return self._name
+
+
+class JoinedReadings:
+    """The numbers of several steps of one device that make up one update."""
+
+    is_captured = False
+
+    def __init__(self, readings: Sequence[native.StepReading]) -> None:
+        self.readings = readings
+
+    def is_ready(self) -> bool:
+        return all(reading.is_ready() for reading in self.readings)
+
+    def statistics(self) -> dict[str, list[float]]:
+        """Columns in order of the parameters; waits for the device."""
+        columns: dict[str, list[float]] = {}
+        for reading in self.readings:
+            for name, values in reading.statistics().items():
+                columns.setdefault(name, []).extend(values)
+        order = sorted(range(len(columns.get("parameter_idx", []))), key=_at(columns))
+        return {name: [values[i] for i in order] for name, values in columns.items()}
+
+
+def _at(columns: dict[str, list[float]]) -> Callable[[int], float]:
+    return lambda i: columns["parameter_idx"][i]
+
+
+class DeviceBackwardOutcome(Outcome):
+    """`Outcome` of an update inside backward; read when somebody asks, as `DeviceOutcome` is.
+
+    `num_withheld` counts the parameters of the steps that a NaN or infinite gradient has vetoed.
+    """
+
+    def __init__(
+        self,
+        joined: Sequence[JoinedReadings],
+        global_index: Callable[[int, int], int],
+        names: Sequence[str],
+    ) -> None:
+        self._joined = joined
+        self._global_index = global_index
+        self._names = names
+        self._numbers: tuple[float, int, int, int, str] | None = None
+
+    def is_ready(self) -> bool:
+        return self._numbers is not None or all(each.is_ready() for each in self._joined)
+
+    def _read(self) -> tuple[float, int, int, int, str]:
+        """(norm, updated, withheld, non-finite, name of the first non-finite)"""
+        if self._numbers is not None:
+            return self._numbers
+        updated, withheld, num_nonfinite = 0, 0, 0
+        squares: dict[int, float] = {}
+        bad: list[int] = []
+        for number, joined in enumerate(self._joined):
+            for reading in joined.readings:
+                _, _, applied, nonfinite, first, _ = reading.outcome()
+                columns = reading.statistics()
+                locals_ = [int(local) for local in columns["parameter_idx"]]
+                updated += len(locals_) if applied else 0
+                withheld += 0 if applied else len(locals_)
+                num_nonfinite += nonfinite
+                bad += [self._global_index(number, first)] if first >= 0 else []
+                for local, value in zip(locals_, columns["gradient_squares"], strict=True):
+                    squares[self._global_index(number, local)] = value
+        norm = (
+            math.nan if withheld else math.sqrt(_sum_in_lanes(squares[i] for i in sorted(squares)))
+        )
+        name = self._names[min(bad)] if bad else ""
+        self._numbers = (norm, updated, withheld, num_nonfinite, name)
+        return self._numbers
+
+    @property
+    def norm(self) -> float:  # type: ignore[override]
+        return self._read()[0]
+
+    @property
+    def applied(self) -> bool:  # type: ignore[override]
+        return self._read()[1] > 0 or self._read()[2] == 0
+
+    @property
+    def num_withheld(self) -> int:  # type: ignore[override]
+        return self._read()[2]
+
+    @property
+    def num_hot(self) -> int:  # type: ignore[override]
+        return self._read()[1]
+
+    @property
+    def num_nonfinite(self) -> int:  # type: ignore[override]
+        return self._read()[3]
+
+    @property
+    def first_nonfinite_name(self) -> str:  # type: ignore[override]
+        return self._read()[4]
+
+
+def _sum_in_lanes(values: Iterable[float]) -> float:
+    """As csrc/step/lanes.h adds, so that the norm has the CPU's bits."""
+    lanes = [0.0] * 32
+    for index, value in enumerate(values):
+        lanes[index % 32] += value
+    while len(lanes) > 1:
+        half = len(lanes) // 2
+        lanes = [lanes[i] + lanes[i + half] for i in range(half)]
+    return lanes[0]

@@ -249,7 +249,7 @@ class FusedOptimizer(Optimizer):
         orders = self._take_orders()
         groups = self._groups()
         table = self._current_table()
-        if isinstance(table, native.OptimizerTable) and table.is_updating():
+        if table.is_updating():
             self._outcome = self._end_backward_update(table)
             return loss
         num_collected = table.collect()
@@ -275,7 +275,9 @@ class FusedOptimizer(Optimizer):
         self._check_numbers([values for values, _, _ in groups])
         return groups
 
-    def _end_backward_update(self, table: native.OptimizerTable) -> Outcome:
+    def _end_backward_update(self, table: native.OptimizerTable | cuda.DeviceTables) -> Outcome:
+        if isinstance(table, cuda.DeviceTables):
+            return table.end_backward_update()
         result = table.end_backward_update()
         return Outcome(
             norm=result.norm,
@@ -543,7 +545,10 @@ class FusedOptimizer(Optimizer):
         groups = self._groups()
         table = self._current_table()
         self._add_states(table, table.missing_state_anywhere())
-        table.begin_backward_update(groups, wants_changes)
+        if isinstance(table, cuda.DeviceTables):
+            table.begin_backward_update(groups, self.param_groups, wants_changes=wants_changes)
+        else:
+            table.begin_backward_update(groups, wants_changes)
 
     def step_key(self, orders: Orders) -> tuple[Any, ...]:
         """Equal for two steps that queue the same work on the same memory, so that a CUDA graph of

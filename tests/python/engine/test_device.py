@@ -17,7 +17,6 @@ from torch import nn
 import tradewind as tw
 from tradewind.optim import cuda
 from tradewind.optim.device_outcome import DeviceOutcome
-from tradewind.optim.fused import FusedOptimizer
 from tradewind.track import open_metrics
 
 
@@ -135,12 +134,50 @@ def test_resume_is_exact() -> None:
     assert bits(resumed.model) == bits(straight.model)
 
 
-def test_an_update_in_backward_is_refused_before_anything_is_touched(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(FusedOptimizer, "_device_type", "cpu")
-    model = small_net()
-    addresses = [p.data_ptr() for p in model.parameters()]
-    with pytest.raises(NotImplementedError, match=r"in-backward.*CUDA"):
-        tw.Engine(model, tw.SGD(lr=0.1), update="in-backward")
-    assert [p.data_ptr() for p in model.parameters()] == addresses
+@pytest.mark.parametrize("recipe", [tw.AdamW(lr=1e-2), tw.LAMB(lr=1e-2), tw.SGD(lr=0.1)], ids=str)
+def test_the_update_in_backward(recipe: tw.Recipe) -> None:
+    first, second = twins()
+    here = tw.Engine(first, recipe, update="in-backward")
+    there = on_device(second, recipe, update="in-backward")
+    for x, y in batches(4):
+        expected, result = step(here, x, y), step(there, x, y)
+        assert result.applied
+        assert result.grad_norm == expected.grad_norm
+        assert there.stats() == here.stats()
+    assert bits(first) == bits(second)
+
+
+def test_gradients_are_freed_in_backward() -> None:
+    """4M elements share a step: of 24M, no more than 4M and a layer live at once."""
+    layers = [nn.Linear(1024, 1024, bias=False) for _ in range(24)]
+    model = nn.Sequential(*layers)
+    engine = on_device(model, tw.SGD(lr=1e-3), update="in-backward")
+    alive: list[int] = []
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(
+            lambda _: alive.append(sum(p.grad is not None for p in model.parameters()))
+        )
+    engine.step(engine(torch.randn(2, 1024)).square().mean())
+    assert max(alive) <= 4
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_veto_in_backward_is_of_the_parameters_that_share_a_step() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.good = nn.Parameter(torch.ones(1 << 22))
+            self.bad = nn.Parameter(torch.ones(3))
+
+        def forward(self, factor: torch.Tensor) -> torch.Tensor:
+            return self.good.sum() + (self.bad * factor).sum()
+
+    model = Two()
+    engine = on_device(model, tw.SGD(lr=0.5), update="in-backward")
+    loss = engine(torch.tensor([1.0, float("nan"), 1.0]))
+    with pytest.warns(RuntimeWarning, match="'bad' is not finite"):
+        result = engine.step(loss)
+    assert (result.vetoed, result.first_nonfinite, result.num_nonfinite) == (True, "bad", 1)
+    assert torch.equal(model.bad, torch.ones(3))
+    assert engine.step(engine(torch.ones(3))).applied
+    assert torch.equal(model.bad, torch.full((3,), 0.5))
