@@ -57,6 +57,15 @@ def ratios(numerator: list[float], denominator: list[float]) -> Figure:
     return summary([a / b for a, b in zip(numerator, denominator, strict=True)])
 
 
+def keep_freed_memory() -> None:
+    """Have glibc keep what is freed, as tcmalloc and jemalloc do: fresh pages for each backward's
+    gradients, which the kernel must clear, would drown what is measured. For every candidate."""
+    m_trim_threshold, m_mmap_max = -1, -4
+    libc = ctypes.CDLL(None)
+    libc.mallopt(m_mmap_max, 0)
+    libc.mallopt(m_trim_threshold, 2**31 - 1)
+
+
 def rates(seconds: list[float], num_bytes: float) -> Figure:
     """GB/s at which so many bytes were moved."""
     return summary([num_bytes / value / 1e9 for value in seconds])

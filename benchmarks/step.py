@@ -28,7 +28,7 @@ from step_backward import measure_cost, measure_in_backward
 from step_sweep import measure_limit, measure_rules, measure_storages
 from step_training import measure_memory, measure_statistics, measure_training
 
-from measuring import machine, table, text
+from measuring import keep_freed_memory, machine, table, text
 
 SECTIONS: dict[str, Callable[[int], dict[str, Any]]] = {
     "limit": measure_limit,
@@ -98,6 +98,7 @@ def main() -> None:
     unknown = sorted(set(chosen) - set(SECTIONS))
     if unknown:
         parser.error(f"--only: expected some of {', '.join(SECTIONS)}, got {', '.join(unknown)}")
+    keep_freed_memory()
     document: dict[str, Any] = {"machine": machine(), "sections": {}}
     for name in chosen:
         print(f"{name} ...", file=sys.stderr, flush=True)
