@@ -60,6 +60,7 @@ GradientHooks::~GradientHooks() noexcept {
 void GradientHooks::install() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& parameter = parameters_[i];
+    if (!parameter.defined()) continue;
     const auto dtype = arena_dtype(parameter.scalar_type());
     if (!parameter.requires_grad() || !dtype || !is_floating(*dtype)) continue;
     auto node = torch::autograd::impl::grad_accumulator(parameter);

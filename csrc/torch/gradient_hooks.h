@@ -16,6 +16,7 @@ class GradientHooks {
  public:
   using Callback = std::function<void(std::size_t parameter_idx, const at::Tensor& parameter)>;
 
+  // Parameters that are undefined tensors get no hook.
   GradientHooks(const std::vector<at::Tensor>& parameters, Callback callback);
   ~GradientHooks() noexcept;
   GradientHooks(const GradientHooks&) = delete;

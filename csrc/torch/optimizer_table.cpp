@@ -1,5 +1,6 @@
 #include "torch/optimizer_table.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -7,6 +8,26 @@
 #include "torch/parallel.h"
 
 namespace tradewind {
+
+namespace {
+
+// A hook costs about a microsecond, as long as it takes to read so many elements at the step.
+constexpr std::int64_t kHookedElements = 16 * 1024;
+// So many small parameters are measured in backward all the same: what they cost is not noticed,
+// and whoever looks finds every gradient measured hot.
+constexpr std::int64_t kHookedSmallOnes = 256;
+
+// The parameters, undefined where a hook would cost more than the read that it saves.
+std::vector<at::Tensor> worth_measuring_hot(const std::vector<at::Tensor>& parameters) {
+  const auto is_small = [](const at::Tensor& p) { return p.numel() < kHookedElements; };
+  std::vector<at::Tensor> chosen = parameters;
+  if (std::count_if(chosen.begin(), chosen.end(), is_small) > kHookedSmallOnes) {
+    std::replace_if(chosen.begin(), chosen.end(), is_small, at::Tensor());
+  }
+  return chosen;
+}
+
+}  // namespace
 
 OptimizerTable::OptimizerTable(const StorageOptions& storage)
     : parameters_(storage, c10::Device(c10::DeviceType::CPU)) {}
@@ -160,7 +181,8 @@ void OptimizerTable::hook_gradients(OnGradient action) {
   parameters_.take_sums(gradient_arena_.get());
   backward_update_ =
       action == OnGradient::kUpdate ? std::make_unique<BackwardUpdate>(*this) : nullptr;
-  hooks_ = std::make_unique<GradientHooks>(tensors,
+  const bool only_measures = action == OnGradient::kMeasure;
+  hooks_ = std::make_unique<GradientHooks>(only_measures ? worth_measuring_hot(tensors) : tensors,
                                            [this](std::size_t idx, const at::Tensor& parameter) {
                                              if (backward_update_) {
                                                backward_update_->arrive(idx);

@@ -156,3 +156,16 @@ def test_a_gradient_that_changed_after_it_was_measured_hot(edit: Any) -> None:
     edit(parameter)
     optimizer.step()
     assert optimizer.outcome.norm == pytest.approx(2 * 5000**0.5, rel=1e-14)
+
+
+def test_many_small_parameters_are_measured_at_the_step() -> None:
+    """A hook for each would cost more than reading them once; large ones keep theirs."""
+    for num_small, num_hot in ((200, 201), (300, 1)):
+        parameters = [torch.nn.Parameter(torch.randn(5)) for _ in range(num_small)]
+        parameters.append(torch.nn.Parameter(torch.randn(1 << 15)))
+        optimizer = tw.optim.AdamW(parameters, clip_norm=1.0, measure="backward")
+        torch.stack([p.square().sum() for p in parameters]).sum().backward()
+        optimizer.step()
+        assert optimizer.outcome.num_hot == num_hot
+        expected = torch.cat([p.grad.flatten() for p in parameters]).double().norm()
+        assert optimizer.outcome.norm == pytest.approx(float(expected), rel=1e-12)
