@@ -23,9 +23,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from step_layouts import CLIP_NORM, LAYOUTS, Shapes
 
 import tradewind as tw
+from layouts import CLIP_NORM, LAYOUTS, Shapes
 from measuring import machine, ratios, show, summary, text
 
 # Bytes per element of a step with its norm. With masters: gradient twice (2 + 2), master and two

@@ -1,84 +1,107 @@
-"""The optimizer step against its peers, on the CPU. Sections:
+"""The optimizer step against its peers, on the CPU.
 
-  limit        AdamW float32 against a stream of the same bytes
-  cost         AdamW float32 with clipping, on top of backward, against torch with clipping, with a
-               GradScaler, and against DeepSpeed's CPUAdam where it is installed
-  storages     masters and states by storage: time, and bytes kept per parameter
-  rules        the other rules against torch's fastest or a foreach version of their paper
-  in_backward  the update inside backward: time and peak of gradient memory
-  training     whole steps of three small models against a plain loop
-  statistics   what engine.stats() costs
-  memory       page faults of a steady step
+    python benchmarks/step.py [--json] [--repeats 15] [--only SECTION ...]
+    python benchmarks/step.py --markdown RESULTS.json [--into docs/performance.md]
 
-Candidates take turns in one process over equal parameters and gradients (measuring.py).
-
-    python benchmarks/step.py [--json] [--repeats 15] [--only cost,rules]
+The first form measures, one section after another; each section's module says what. The second
+prints the tables of a run that was kept (of several: `--json` runs of single sections may be given
+together), or writes them between the marks of a page.
 """
 
 from __future__ import annotations
 
+import os
+
+# Large tensors in huge pages, ours and everyone's (torch's own switch, read at its first
+# allocation): torch is faster with it, and ours then gains nothing by its arenas' pages alone.
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+
 import argparse
-import gc
 import json
+import re
 import sys
-from collections.abc import Callable
+import time
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from step_backward import measure_cost, measure_in_backward
-from step_sweep import measure_limit, measure_rules, measure_storages
-from step_training import measure_memory, measure_statistics, measure_training
+import step_allocations
+import step_backward
+import step_deepspeed
+import step_formats
+import step_in_backward
+import step_rules
+import step_sweep
+import step_whole
+from measuring import (
+    compile_stream,
+    free_memory,
+    keep_freed_memory,
+    machine,
+    machine_line,
+    table,
+)
 
-from measuring import keep_freed_memory, machine, table, text
-
-SECTIONS: dict[str, Callable[[int], dict[str, Any]]] = {
-    "limit": measure_limit,
-    "cost": measure_cost,
-    "storages": measure_storages,
-    "rules": measure_rules,
-    "in_backward": measure_in_backward,
-    "training": measure_training,
-    "statistics": measure_statistics,
-    "memory": measure_memory,
+SECTIONS: dict[str, ModuleType] = {
+    "sweep": step_sweep,
+    "backward": step_backward,
+    "formats": step_formats,
+    "rules": step_rules,
+    "in-backward": step_in_backward,
+    "whole": step_whole,
+    "allocations": step_allocations,
+    "deepspeed": step_deepspeed,
 }
 
 
-def cell(name: str, value: Any) -> str:
-    if isinstance(value, dict):
-        return text(value, 1e3, 2) if name.endswith("_s") else text(value)
-    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
+def measure(names: list[str], repeats: int) -> dict[str, Any]:
+    keep_freed_memory()
+    loops = compile_stream()
+    sections: dict[str, Any] = {}
+    for name in names:
+        began = time.perf_counter()
+        load = os.getloadavg()[0]
+        figures = SECTIONS[name].measure(repeats, loops)
+        free_memory()
+        seconds = time.perf_counter() - began
+        sections[name] = {"cases": figures, "took_s": seconds, "load_before": load}
+        print(f"{name}: {seconds:.0f} s", file=sys.stderr)
+    return {"machine": machine(), "sections": sections}
 
 
-def label(name: str) -> str:
-    return f"{name[:-2]}, ms" if name.endswith("_s") else name.replace("_", " ")
+def markdown(section: str, results: dict[str, Any]) -> str:
+    """The tables of one section."""
+    module = SECTIONS[section]
+    tables = module.tables(results["sections"][section]["cases"])
+    return "\n\n".join([f"**{module.TITLE}**", *map(table, tables)])
 
 
-def rows_of(results: dict[str, Any]) -> list[list[str]]:
-    """Figures downwards, cases (layouts, storages …) across; one column where there are none."""
-    is_nested = all(isinstance(value, dict) and "median" not in value for value in results.values())
-    columns = results if is_nested else {"": results}
-    names = list(dict.fromkeys(name for figures in columns.values() for name in figures))
-    return [
-        ["median (min to max)", *columns],
-        *(
-            [label(name), *(cell(name, f[name]) if name in f else "" for f in columns.values())]
-            for name in names
-        ),
-    ]
+def show(results: dict[str, Any]) -> None:
+    print(machine_line(results["machine"]))
+    for section in results["sections"]:
+        print(f"\n{markdown(section, results)}")
 
 
-def tables_of(section: str, results: dict[str, Any]) -> list[tuple[str, list[list[str]]]]:
-    if section == "rules":
-        return [(f"rules, {layout}", rows_of(figures)) for layout, figures in results.items()]
-    return [(section, rows_of(results))]
+def fill(page: Path, results: dict[str, Any]) -> None:
+    """Write each table of `results` between its marks in the page; other text stays."""
+    blocks = {section: markdown(section, results) for section in results["sections"]}
+    blocks["machine"] = machine_line(results["machine"])
+    text = page.read_text()
+    for name, block in blocks.items():
+        mark = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+        if not mark.search(text):
+            raise SystemExit(f"{page}: expected a mark <!-- {name} -->, found none")
+        text = mark.sub(lambda found, block=block: f"{found[1]}{block}\n{found[2]}", text)
+    page.write_text(text)
 
 
-def as_text(document: dict[str, Any]) -> str:
-    facts = ", ".join(f"{key} {value}" for key, value in document["machine"].items())
-    parts = [f"machine: {facts}"]
-    for section, results in document["sections"].items():
-        for title, rows in tables_of(section, results):
-            parts.append(f"## {title}\n\n{table(rows)}")
-    return "\n\n".join(parts)
+def read(paths: list[Path]) -> dict[str, Any]:
+    """One document of several runs on the same machine; a later one replaces sections."""
+    documents = [json.loads(path.read_text()) for path in paths]
+    if any(document["machine"] != documents[0]["machine"] for document in documents):
+        raise SystemExit("expected results of one machine, got several")
+    sections = {name: x for document in documents for name, x in document["sections"].items()}
+    return {"machine": documents[0]["machine"], "sections": sections}
 
 
 def main() -> None:
@@ -86,25 +109,18 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.add_argument("--repeats", type=int, default=15, help="rounds of each section")
-    parser.add_argument("--only", default="", help="sections, separated by commas")
-    parser.add_argument("--markdown", metavar="RESULTS", help="print the tables of a --json file")
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--only", nargs="+", choices=list(SECTIONS), default=list(SECTIONS))
+    parser.add_argument("--markdown", nargs="+", type=Path, metavar="RESULTS.json")
+    parser.add_argument("--into", type=Path, metavar="PAGE.md")
     options = parser.parse_args()
-    if options.markdown:
-        with open(options.markdown) as file:
-            print(as_text(json.load(file)))
-        return
-    chosen = [name for name in options.only.split(",") if name] or list(SECTIONS)
-    unknown = sorted(set(chosen) - set(SECTIONS))
-    if unknown:
-        parser.error(f"--only: expected some of {', '.join(SECTIONS)}, got {', '.join(unknown)}")
-    keep_freed_memory()
-    document: dict[str, Any] = {"machine": machine(), "sections": {}}
-    for name in chosen:
-        print(f"{name} ...", file=sys.stderr, flush=True)
-        document["sections"][name] = SECTIONS[name](options.repeats)
-        gc.collect()  # the next section needs the memory
-    print(json.dumps(document, indent=2) if options.json else as_text(document))
+    results = read(options.markdown) if options.markdown else measure(options.only, options.repeats)
+    if options.into:
+        fill(options.into, results)
+    elif options.json:
+        print(json.dumps(results, indent=2))
+    else:
+        show(results)
 
 
 if __name__ == "__main__":

@@ -1,175 +1,204 @@
-"""What the step costs on top of backward, hooks included, and the update inside backward."""
+"""What clipping and stepping cost on top of backward, hooks included.
+
+The graph is loss = sum of dot(parameter, input), so that backward writes each gradient anew, one
+parameter after the other, as a network's does; forward runs outside the timed part, and gradients
+are dropped outside it. A candidate's cost is its time less that of backward alone in the same
+round: the mean of a run at either end of the round. Differences keep their sign; a ratio is taken
+over the rounds in which ours is above 0 (`n` says how many), which drops only rounds in our favour.
+
+  tradewind          tw.optim.AdamW(clip_norm=..., measure="backward")
+  tradewind_scaler   the same with tw.GradScaler
+  clip_fused         clip_grad_norm_ and torch.optim.AdamW(fused=True); _foreach, _default likewise
+  scaler_fused       torch.amp.GradScaler: scale, unscale_, clip_grad_norm_, fused step, update
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from step_layouts import CLIP_NORM, LAYOUTS, Backward, Shapes, num_elements
-from step_sweep import SWEEP_BYTES, stream_candidates
-from torch import nn
 
 import tradewind as tw
-from measuring import interleave, ratios, summary
+from layouts import CLIP_NORM, LAYOUTS, Values
+from measuring import Run, Stream, interleave, ratios_above_zero, summary, text
+from step_sweep import PEERS, SWEEP_BYTES, clip_and_step
+from traffic import bytes_moved
+
+TITLE = "Clipping and AdamW float32 on top of backward"
 
 
-def deepspeed_adam() -> Any:
-    """DeepSpeed's CPUAdam, or None where it is not installed or its operator does not build."""
-    try:
-        from deepspeed.ops.adam import DeepSpeedCPUAdam
+class Candidate:
+    """One set of parameters, its graph, and what is done with the gradients."""
 
-        DeepSpeedCPUAdam([nn.Parameter(torch.zeros(8))])
-        return DeepSpeedCPUAdam
-    except Exception:
-        return None
+    def __init__(self, values: Values) -> None:
+        self.parameters = values.parameters()
+        self._inputs = [gradient.view(-1) for gradient in values.gradients]
+        self._loss: torch.Tensor | None = None
+        self.scaler: torch.amp.GradScaler | None = None
+        self.finish: Run = lambda: None
 
+    def forward(self) -> None:
+        pairs = zip(self.parameters, self._inputs, strict=True)
+        self._loss = torch.stack([torch.dot(p.view(-1), x) for p, x in pairs]).sum()
 
-def cost_candidates(
-    shapes: Shapes,
-) -> tuple[dict[str, Callable[[], object]], dict[str, Callable[[], object]]]:
-    gradients = Backward.gradients_for(shapes)
-    run: dict[str, Callable[[], object]] = {}
-    prepare: dict[str, Callable[[], object]] = {}
+    def backward(self) -> None:
+        assert self._loss is not None
+        loss = self._loss if self.scaler is None else self.scaler.scale(self._loss)
+        loss.backward()
 
-    def add(
-        name: str, make: Callable[[list[nn.Parameter]], Any], *, clip: bool, scaler: Any
-    ) -> None:
-        graph = Backward(shapes, gradients)
-        optimizer = make(graph.parameters)
+    def run(self) -> None:
+        self.backward()
+        self.finish()
 
-        def step() -> None:
-            loss = graph.loss if scaler is None else scaler.scale(graph.loss)
-            loss.backward()
-            if scaler is not None and clip:
-                scaler.unscale_(optimizer)
-            if clip:
-                nn.utils.clip_grad_norm_(graph.parameters, CLIP_NORM)
-            if scaler is not None:
-                scaler.step(optimizer)
-                scaler.update()
-            elif optimizer is not None:
-                optimizer.step()
-            for parameter in graph.parameters:
-                parameter.grad = None
-
-        run[name], prepare[name] = step, graph.forward
-
-    def ours(parameters: list[nn.Parameter]) -> Any:
-        return tw.optim.AdamW(parameters, lr=1e-4, clip_norm=CLIP_NORM, measure="backward")
-
-    def torchs(**options: Any) -> Callable[[list[nn.Parameter]], Any]:
-        return lambda parameters: torch.optim.AdamW(parameters, lr=1e-4, **options)
-
-    scaler = torch.amp.GradScaler
-    add("backward", lambda _: None, clip=False, scaler=None)
-    add("tradewind", ours, clip=False, scaler=None)
-    add("tradewind_scaler", ours, clip=False, scaler=tw.GradScaler("cpu", init_scale=1024.0))
-    add("clip_fused", torchs(fused=True), clip=True, scaler=None)
-    add("scaler_clip_fused", torchs(fused=True), clip=True, scaler=scaler("cpu", init_scale=1024.0))
-    add("clip_foreach", torchs(foreach=True), clip=True, scaler=None)
-    add("clip_default", torchs(), clip=True, scaler=None)
-    adam = deepspeed_adam()
-    if adam is not None:
-        add("clip_deepspeed", lambda p: adam(p, lr=1e-4, adamw_mode=True), clip=True, scaler=None)
-    return run, prepare
+    def drop(self) -> None:
+        self._loss = None
+        for parameter in self.parameters:
+            parameter.grad = None
 
 
-def measure_cost(repeats: int) -> dict[str, Any]:
-    """AdamW float32 with clipping. A cost is the difference to the backward of the same round."""
-    results: dict[str, Any] = {}
-    for name, make in LAYOUTS.items():
-        shapes = make()
-        run, prepare = cost_candidates(shapes)
-        run |= {"stream_update": stream_candidates(num_elements(shapes))["stream_update"]}
-        seconds = interleave(run, repeats, prepare=prepare)
-        alone = seconds["backward"]
-        costs = {
-            key: [a - b for a, b in zip(values, alone, strict=True)]
-            for key, values in seconds.items()
-            if key not in ("backward", "stream_update")
-        }
-        figures: dict[str, Any] = {f"{key}_cost_s": summary(value) for key, value in costs.items()}
-        figures["backward_s"] = summary(alone)
-        figures["stream_s"] = summary(seconds["stream_update"])
-        for key, value in costs.items():
-            if key.startswith("clip_"):
-                figures[f"speedup_over_{key}"] = ratios(value, costs["tradewind"])
-        figures["speedup_over_scaler_clip_fused"] = ratios(
-            costs["scaler_clip_fused"], costs["tradewind_scaler"]
-        )
-        figures["clipped_fraction_of_stream"] = ratios(seconds["stream_update"], costs["tradewind"])
-        figures["moved_bytes"] = num_elements(shapes) * SWEEP_BYTES
-        results[name] = figures
-    return results
-
-
-# --- the update in backward -----------------------------------------------------------------------
-
-
-def transformer() -> nn.Module:
-    """28M parameters, none of them a tenth of all."""
-    torch.manual_seed(0)
-    block = nn.TransformerEncoderLayer(
-        512, 8, 2048, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+def ours(values: Values, *, with_scaler: bool = False) -> Candidate:
+    candidate = Candidate(values)
+    optimizer = tw.optim.AdamW(
+        candidate.parameters, lr=1e-4, clip_norm=CLIP_NORM, measure="backward"
     )
-    return nn.Sequential(
-        nn.Embedding(2048, 512),
-        nn.TransformerEncoder(block, 8, enable_nested_tensor=False),
-        nn.Linear(512, 2048),
+    if not with_scaler:
+        candidate.finish = optimizer.step
+        return candidate
+    scaler = candidate.scaler = tw.GradScaler("cpu")
+
+    def finish() -> None:
+        scaler.step(optimizer)
+        scaler.update()
+
+    candidate.finish = finish
+    return candidate
+
+
+def clipped(values: Values, options: dict[str, Any]) -> Candidate:
+    candidate = Candidate(values)
+    candidate.finish = clip_and_step(candidate.parameters, **options)
+    return candidate
+
+
+def scaled(values: Values) -> Candidate:
+    candidate = Candidate(values)
+    optimizer = torch.optim.AdamW(candidate.parameters, lr=1e-4, fused=True)
+    scaler = candidate.scaler = torch.amp.GradScaler("cpu")
+
+    def finish() -> None:
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(candidate.parameters, CLIP_NORM)
+        scaler.step(optimizer)
+        scaler.update()
+
+    candidate.finish = finish
+    return candidate
+
+
+def bytes_of_finish(candidate: Candidate) -> int:
+    candidate.forward()
+    candidate.backward()
+    moved = bytes_moved(candidate.finish)
+    candidate.drop()
+    return moved
+
+
+def measure_layout(values: Values, repeats: int, loops: ctypes.CDLL) -> dict[str, Any]:
+    peers = {name: clipped(values, options) for name, options in PEERS.items()}
+    peers["scaler_fused"] = scaled(values)
+    own = {"tradewind": ours(values), "tradewind_scaler": ours(values, with_scaler=True)}
+    bare = Candidate(values)
+    stream = Stream(loops, values.num_elements)
+    timed = {"backward_first": bare, **own, **peers}
+    runs: dict[str, Run] = {name: candidate.run for name, candidate in timed.items()}
+    seconds = interleave(
+        {**runs, "stream_update": stream.update, "backward_last": bare.run},
+        repeats,
+        before={**{name: x.forward for name, x in timed.items()}, "backward_last": bare.forward},
+        after={**{name: x.drop for name, x in timed.items()}, "backward_last": bare.drop},
     )
-
-
-def peak_gradient_fraction(engine: tw.Engine, run: Callable[[], object]) -> float:
-    """Most bytes of gradients alive at once, as a fraction of all gradients."""
-    parameters = [p for p in engine.model.parameters() if p.requires_grad]
-    peak = 0
-
-    def note(_: object) -> None:
-        nonlocal peak
-        peak = max(peak, sum(p.grad.nbytes for p in parameters if p.grad is not None))
-
-    handles = [p.register_post_accumulate_grad_hook(note) for p in parameters]
-    run()
-    for handle in handles:
-        handle.remove()
-    return peak / sum(p.nbytes for p in parameters)
-
-
-def measure_in_backward(repeats: int) -> dict[str, Any]:
-    """A whole step (forward, backward, update) of a transformer, 256 tokens."""
-    inputs = torch.randint(0, 2048, (4, 64), generator=torch.Generator().manual_seed(0))
-
-    def loss_of(model: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        return F.cross_entropy(model(inputs).flatten(0, 1), inputs.flatten())
-
-    engines = {
-        update: tw.Engine(transformer(), tw.AdamW(lr=1e-4), update=update)
-        for update in ("in-backward", "after-backward")
+    ends = zip(seconds["backward_first"], seconds["backward_last"], strict=True)
+    alone = [(first + last) / 2 for first, last in ends]
+    costs = {
+        name: [whole - part for whole, part in zip(seconds[name], alone, strict=True)]
+        for name in (*own, *peers)
     }
-    run: dict[str, Callable[[], object]] = {
-        name: lambda engine=engine: engine.step(loss_of(engine)) for name, engine in engines.items()
+    moved = {name: SWEEP_BYTES * values.num_elements for name in own}
+    moved |= {name: bytes_of_finish(candidate) for name, candidate in peers.items()}
+    figures: dict[str, Any] = {
+        "num_elements": values.num_elements,
+        "backward_s": summary(alone),
+        # The noise that costs carry: two runs of the same thing in one round.
+        "backward_last_less_first_s": summary(
+            [
+                b - a
+                for a, b in zip(seconds["backward_first"], seconds["backward_last"], strict=True)
+            ]
+        ),
+        "stream_update_s": summary(seconds["stream_update"]),
+        "candidates": {
+            name: {
+                "time_s": summary(seconds[name]),
+                "cost_s": summary(cost),
+                "moved_bytes": moved[name],
+            }
+            for name, cost in costs.items()
+        },
+        "clipped_fraction_of_stream": ratios_above_zero(
+            seconds["stream_update"], costs["tradewind"]
+        ),
+        "scaler_fraction_of_stream": ratios_above_zero(
+            seconds["stream_update"], costs["tradewind_scaler"]
+        ),
     }
-    plain = transformer()
-    optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-4, fused=True)
+    for peer in PEERS:
+        figures[f"cost_ratio_{peer}"] = ratios_above_zero(costs[peer], costs["tradewind"])
+    figures["cost_ratio_scaler_fused"] = ratios_above_zero(
+        costs["scaler_fused"], costs["tradewind_scaler"]
+    )
+    return figures
 
-    def torchs() -> None:
-        loss_of(plain).backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
 
-    run["torch"] = torchs
-    seconds = interleave(run, repeats)
-    peaks = {name: peak_gradient_fraction(engine, run[name]) for name, engine in engines.items()}
-    ours = seconds["in-backward"]
+def measure(repeats: int, loops: ctypes.CDLL) -> dict[str, Any]:
     return {
-        "in_backward_s": summary(ours),
-        "after_backward_s": summary(seconds["after-backward"]),
-        "torch_fused_s": summary(seconds["torch"]),
-        "speedup_over_after_backward": ratios(seconds["after-backward"], ours),
-        "speedup_over_torch_fused": ratios(seconds["torch"], ours),
-        "peak_gradients_in_backward": peaks["in-backward"],
-        "peak_gradients_after_backward": peaks["after-backward"],
-        "num_parameters": sum(p.numel() for p in plain.parameters()),
+        name: measure_layout(Values(shapes()), repeats, loops) for name, shapes in LAYOUTS.items()
     }
+
+
+COSTS = {
+    "tradewind": "tradewind",
+    "clip_fused": "torch clip + fused",
+    "clip_foreach": "torch clip + foreach",
+    "clip_default": "torch clip + default",
+    "tradewind_scaler": "tradewind with tw.GradScaler",
+    "scaler_fused": "torch GradScaler, clip + fused",
+}
+RATIOS = {
+    "cost_ratio_clip_fused": "cost of clip + fused over ours",
+    "cost_ratio_clip_foreach": "cost of clip + foreach over ours",
+    "cost_ratio_clip_default": "cost of clip + default over ours",
+    "cost_ratio_scaler_fused": "cost of scaler, clip + fused over ours with scaler",
+    "clipped_fraction_of_stream": "ours, fraction of stream (28 B)",
+    "scaler_fraction_of_stream": "ours with scaler, fraction of stream (28 B)",
+}
+
+
+def tables(cases: dict[str, Any]) -> list[list[list[str]]]:
+    rows = [["milliseconds on top of backward", *cases]]
+    for name, label in COSTS.items():
+        costs = [case["candidates"][name]["cost_s"] for case in cases.values()]
+        rows.append([label, *(text(cost, 1e3) for cost in costs)])
+    for key, label in {
+        "stream_update_s": "stream of 28 B per parameter",
+        "backward_s": "(backward alone)",
+        "backward_last_less_first_s": "(backward alone, last less first run of a round)",
+    }.items():
+        rows.append([label, *(text(case[key], 1e3) for case in cases.values())])
+    for key, label in RATIOS.items():
+        rows.append([label, *(text(case[key]) for case in cases.values())])
+    moved = [["bytes moved per parameter", *cases]]
+    for name, label in COSTS.items():
+        each = [c["candidates"][name]["moved_bytes"] / c["num_elements"] for c in cases.values()]
+        moved.append([label, *(f"{value:.1f}" for value in each)])
+    return [rows, moved]

@@ -1,187 +1,116 @@
-"""The sweep by itself, on gradients that lie in memory: against the machine's limit, by storage and
-by rule."""
+"""AdamW float32 with clipping, the gradients lying there: each pass against the machine's rate.
+
+tradewind     tw.optim.AdamW(clip_norm=...): norm pass and sweep
+clip_fused    torch.nn.utils.clip_grad_norm_ and torch.optim.AdamW(fused=True)
+clip_foreach  the same with foreach=True
+clip_default  the same with torch's default
+fused         torch.optim.AdamW(fused=True), no clipping
+sweep, norm   our two passes alone
+"""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from foreach_rules import ForeachLAMB, ForeachLion
-from step_layouts import LAYOUTS, Shapes, gpt2_small, make_parameters, num_elements
-from torch import nn
 
 import tradewind as tw
-from measuring import compile_stream, interleave, rates, ratios, summary
+from layouts import CLIP_NORM, LAYOUTS, Values
+from measuring import Run, Stream, interleave, ratios, text, timing
+from traffic import bytes_moved
 
-SWEEP_BYTES = 28  # AdamW: read parameter, gradient, two states; write all but the gradient; float32
-Step = Callable[[], object]
+TITLE = "AdamW float32 with clipping, gradients given"
+SWEEP_BYTES = 28  # read parameter, gradient, two states; write parameter, two states
+NORM_BYTES = 4
 
-
-def stream_candidates(count: int) -> dict[str, Step]:
-    """Loops with the sweep's reads and writes, and with the norm's read (stream.cpp)."""
-    stream = compile_stream()
-    arrays = [torch.randn(count) for _ in range(4)]
-    pointers = [ctypes.c_void_p(array.data_ptr()) for array in arrays]
-    threads = torch.get_num_threads()
-
-    def update(_keep: object = arrays) -> None:
-        stream.stream_update(*pointers, ctypes.c_int64(count), threads)
-
-    def read(_keep: object = arrays) -> None:
-        stream.stream_read(pointers[1], ctypes.c_int64(count), threads)
-
-    return {"stream_update": update, "stream_read": read}
+PEERS: dict[str, dict[str, Any]] = {
+    "clip_fused": {"fused": True},
+    "clip_foreach": {"foreach": True},
+    "clip_default": {},
+}
 
 
-def measure_limit(repeats: int) -> dict[str, Any]:
-    """AdamW float32 against the stream of its bytes, and the norm against a read."""
-    results = {}
-    for name, make in LAYOUTS.items():
-        shapes = make()
-        bare = tw.optim.AdamW(make_parameters(shapes), lr=1e-4)
-        measuring = tw.optim.AdamW(make_parameters(shapes), lr=1e-4)
+def clip_and_step(parameters: list[torch.nn.Parameter], **options: Any) -> Run:
+    optimizer = torch.optim.AdamW(parameters, lr=1e-4, **options)
 
-        def norm(optimizer: Any = measuring) -> None:
-            optimizer.native_table.collect()
-            optimizer.native_table.measure()
-
-        candidates: dict[str, Step] = {
-            "sweep": bare.step,
-            "norm": norm,
-            "torch_fused": torch.optim.AdamW(make_parameters(shapes), lr=1e-4, fused=True).step,
-            **stream_candidates(num_elements(shapes)),
-        }
-        seconds = interleave(candidates, repeats)
-        moved = num_elements(shapes) * SWEEP_BYTES
-        results[name] = {
-            **{f"{key}_s": summary(values) for key, values in seconds.items()},
-            "sweep_fraction_of_stream": ratios(seconds["stream_update"], seconds["sweep"]),
-            "norm_fraction_of_stream": ratios(seconds["stream_read"], seconds["norm"]),
-            "speedup_over_torch_fused": ratios(seconds["torch_fused"], seconds["sweep"]),
-            "sweep_rate_GBps": rates(seconds["sweep"], moved),
-            "stream_rate_GBps": rates(seconds["stream_update"], moved),
-            "moved_bytes": moved,
-        }
-    return results
-
-
-# (dtype of parameters, options), and the bytes that a step of AdamW moves per element: gradient and
-# parameter in their dtype, master and states as stored, each but the gradient read and written. A
-# parameter with a float32 master is only written; 8-bit exponents are left out.
-STORAGES: dict[str, tuple[torch.dtype, dict[str, Any], float]] = {
-    "fp32": (torch.float32, {}, 4 + 3 * 8),
-    "fp32, state bf16": (torch.float32, {"state_dtype": "bf16"}, 4 + 8 + 2 * 4),
-    "fp32, state 8bit": (torch.float32, {"state_dtype": "8bit"}, 4 + 8 + 2 * 2),
-    "bf16, fp32 master": (torch.bfloat16, {"masters": "fp32"}, 2 + 2 + 8 + 2 * 8),
-    "bf16, split master": (torch.bfloat16, {"masters": "split"}, 2 + 4 + 4 + 2 * 8),
-    "bf16, split, state bf16": (
-        torch.bfloat16, {"masters": "split", "state_dtype": "bf16"}, 2 + 4 + 4 + 2 * 4,
-    ),
-    "bf16, split, state 8bit": (
-        torch.bfloat16, {"masters": "split", "state_dtype": "8bit"}, 2 + 4 + 4 + 2 * 2,
-    ),
-    "fp16, fp32 master": (torch.float16, {"masters": "fp32"}, 2 + 2 + 8 + 2 * 8),
-}  # fmt: skip
-
-
-def measure_storages(repeats: int) -> dict[str, Any]:
-    """One tensor of 64M elements, by storage; bytes kept per parameter counted on the tensors."""
-    shapes = LAYOUTS["one 64M"]()
-    count = num_elements(shapes)
-    candidates: dict[str, Step] = {}
-    kept: dict[str, float] = {}
-    for name, (dtype, options, _) in STORAGES.items():
-        parameters = make_parameters(shapes, dtype)
-        optimizer = tw.optim.AdamW(parameters, lr=1e-4, **options)
+    def step() -> None:
+        torch.nn.utils.clip_grad_norm_(parameters, CLIP_NORM)
         optimizer.step()
-        kept[name] = stored_bytes(parameters, optimizer) / count
-        candidates[name] = optimizer.step
-    parameters = make_parameters(shapes, torch.bfloat16)
-    candidates["torch fused, all bf16"] = torch.optim.AdamW(parameters, lr=1e-4, fused=True).step
-    candidates |= {"stream_update": stream_candidates(count)["stream_update"]}
-    seconds = interleave(candidates, repeats)
-    results: dict[str, Any] = {}
-    for name, values in seconds.items():
-        moved = count * (STORAGES[name][2] if name in STORAGES else 14 if "bf16" in name else 28)
-        results[name] = {
-            "step_s": summary(values),
-            "rate_GBps": rates(values, moved),
-            "ratio_to_fp32": ratios(seconds["fp32"], values),
-            "moved_bytes": moved,
-        }
-        if name in kept:
-            results[name]["kept_bytes_per_parameter"] = kept[name]
-    return results
+
+    return step
 
 
-def stored_bytes(parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer) -> int:
-    states = [value for entry in optimizer.state.values() for value in entry.values()]
-    return sum(p.nbytes for p in parameters) + sum(t.nbytes for t in states if t.ndim > 0)
+def measure_layout(values: Values, repeats: int, loops: ctypes.CDLL) -> dict[str, Any]:
+    given = values.parameters_with_gradients
+    measured = tw.optim.AdamW(given(), lr=1e-4)
+
+    def norm() -> None:
+        measured.native_table.collect()
+        measured.native_table.measure()
+
+    stream = Stream(loops, values.num_elements)
+    ours: dict[str, tuple[Run, int]] = {
+        "tradewind": (
+            tw.optim.AdamW(given(), lr=1e-4, clip_norm=CLIP_NORM).step,
+            SWEEP_BYTES + NORM_BYTES,
+        ),
+        "sweep": (tw.optim.AdamW(given(), lr=1e-4).step, SWEEP_BYTES),
+        "norm": (norm, NORM_BYTES),
+        "stream_update": (stream.update, SWEEP_BYTES),
+        "stream_read": (stream.read, NORM_BYTES),
+    }
+    peers: dict[str, Run] = {
+        **{name: clip_and_step(given(), **options) for name, options in PEERS.items()},
+        "fused": torch.optim.AdamW(given(), lr=1e-4, fused=True).step,
+    }
+    seconds = interleave({**{name: run for name, (run, _) in ours.items()}, **peers}, repeats)
+    moved = {name: num_bytes * values.num_elements for name, (_, num_bytes) in ours.items()}
+    moved |= {name: bytes_moved(run) for name, run in peers.items()}
+    figures: dict[str, Any] = {
+        "num_elements": values.num_elements,
+        "candidates": {name: timing(seconds[name], moved[name]) for name in seconds},
+    }
+    for peer in PEERS:
+        figures[f"speedup_over_{peer}"] = ratios(seconds[peer], seconds["tradewind"])
+    figures["sweep_fraction_of_stream"] = ratios(seconds["stream_update"], seconds["sweep"])
+    figures["norm_fraction_of_stream"] = ratios(seconds["stream_read"], seconds["norm"])
+    return figures
 
 
-def rule_candidates(shapes: Shapes) -> dict[str, tuple[Step, Step, float]]:
-    """By rule: ours, the fastest there is in torch, and the bytes a step moves per element."""
-
-    def fresh() -> list[nn.Parameter]:
-        return make_parameters(shapes)
-
-    optim, peers = tw.optim, torch.optim
+def measure(repeats: int, loops: ctypes.CDLL) -> dict[str, Any]:
     return {
-        "SGD, Nesterov": (
-            optim.SGD(fresh(), lr=1e-4, momentum=0.9, nesterov=True).step,
-            peers.SGD(fresh(), lr=1e-4, momentum=0.9, nesterov=True, fused=True).step,
-            20,
-        ),
-        "Lion": (
-            optim.Lion(fresh(), lr=1e-4, weight_decay=0.1).step,
-            ForeachLion(fresh(), lr=1e-4, weight_decay=0.1).step,
-            20,
-        ),
-        "LAMB": (
-            optim.LAMB(fresh(), lr=1e-4, weight_decay=0.1).step,
-            ForeachLAMB(fresh(), lr=1e-4, weight_decay=0.1).step,
-            24 + 16,  # the direction is worked out twice: for its norm and for the update
-        ),
-        "Adam, AMSGrad": (
-            optim.Adam(fresh(), lr=1e-4, amsgrad=True).step,
-            peers.Adam(fresh(), lr=1e-4, amsgrad=True, fused=True).step,
-            36,
-        ),
-        "Adagrad": (
-            optim.Adagrad(fresh(), lr=1e-4).step,
-            peers.Adagrad(fresh(), lr=1e-4, fused=True).step,
-            20,
-        ),
-        "RMSprop": (
-            optim.RMSprop(fresh(), lr=1e-4).step,
-            peers.RMSprop(fresh(), lr=1e-4, foreach=True).step,
-            20,
-        ),
+        name: measure_layout(Values(shapes()), repeats, loops) for name, shapes in LAYOUTS.items()
     }
 
 
-def measure_rules(repeats: int) -> dict[str, Any]:
-    """Each rule against torch's fused optimizer or, where it has none, a foreach version."""
-    results: dict[str, Any] = {}
-    for layout, shapes in {
-        "GPT-2 small, 148": gpt2_small(),
-        "3,000 x 1k": [(1024,)] * 3000,
-    }.items():
-        rules = rule_candidates(shapes)
-        candidates = {f"{name} ours": pair[0] for name, pair in rules.items()}
-        candidates |= {f"{name} torch": pair[1] for name, pair in rules.items()}
-        seconds = interleave(candidates, repeats)
-        results[layout] = {
-            name: {
-                "step_s": summary(seconds[f"{name} ours"]),
-                "torch_s": summary(seconds[f"{name} torch"]),
-                "speedup_over_torch": ratios(seconds[f"{name} torch"], seconds[f"{name} ours"]),
-                "rate_GBps": rates(seconds[f"{name} ours"], num_elements(shapes) * pair[2]),
-                "moved_bytes": num_elements(shapes) * pair[2],
-            }
-            for name, pair in rules.items()
-        }
-        del rules, candidates
-    return results
+TIMES = {
+    "tradewind": "tradewind",
+    "clip_fused": "torch clip + fused",
+    "clip_foreach": "torch clip + foreach",
+    "clip_default": "torch clip + default",
+    "fused": "torch fused, no clip",
+    "sweep": "our sweep alone",
+    "norm": "our norm alone",
+    "stream_update": "stream of the sweep's bytes",
+}
+RATIOS = {
+    "speedup_over_clip_fused": "x faster than clip + fused",
+    "speedup_over_clip_foreach": "x faster than clip + foreach",
+    "speedup_over_clip_default": "x faster than clip + default",
+    "sweep_fraction_of_stream": "sweep, fraction of stream",
+    "norm_fraction_of_stream": "norm, fraction of a read stream",
+}
+
+
+def tables(cases: dict[str, Any]) -> list[list[list[str]]]:
+    rows = [["milliseconds", *cases]]
+    for name, label in TIMES.items():
+        times = [case["candidates"][name]["time_s"] for case in cases.values()]
+        rows.append([label, *(text(time, 1e3) for time in times)])
+    for key, label in RATIOS.items():
+        rows.append([label, *(text(case[key]) for case in cases.values())])
+    for name in ("sweep", "stream_update"):
+        rates = [case["candidates"][name]["rate_GBps"] for case in cases.values()]
+        rows.append([f"{TIMES[name]}, GB/s", *(text(rate, digits=1) for rate in rates)])
+    return [rows]
