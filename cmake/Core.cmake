@@ -1,4 +1,4 @@
-# The torch-free, Python-free static core: base, arena, step.
+# The torch-free, Python-free static core: base, arena, step, share.
 
 add_library(tradewind_warnings INTERFACE)
 target_compile_options(tradewind_warnings INTERFACE -Wall -Wextra -Wconversion
@@ -11,10 +11,11 @@ if(TRADEWIND_SANITIZE)
   target_link_options(tradewind_warnings INTERFACE -fsanitize=${TRADEWIND_SANITIZE})
 endif()
 
-# One object library per ISA, each in a namespace of its own.
+# One object library per ISA with the kernels of both rooms, each in a namespace of its own.
 set(TRADEWIND_KERNEL_FLAGS -O3 -fno-math-errno -fno-trapping-math)
 function(tradewind_add_kernels isa)
-  add_library(tradewind_kernels_${isa} OBJECT csrc/step/kernels_${isa}.cpp)
+  add_library(tradewind_kernels_${isa} OBJECT
+    csrc/share/kernels_${isa}.cpp csrc/step/kernels_${isa}.cpp)
   target_include_directories(tradewind_kernels_${isa} PRIVATE csrc)
   target_compile_options(tradewind_kernels_${isa} PRIVATE ${TRADEWIND_KERNEL_FLAGS} ${ARGN})
   target_link_libraries(tradewind_kernels_${isa} PRIVATE tradewind_warnings)
@@ -24,6 +25,14 @@ endfunction()
 add_library(tradewind_core STATIC
   csrc/arena/layout.cpp
   csrc/arena/memory.cpp
+  csrc/base/isa.cpp
+  csrc/share/codec.cpp
+  csrc/share/exchange.cpp
+  csrc/share/exchange_send.cpp
+  csrc/share/exchange_sum.cpp
+  csrc/share/exchange_watch.cpp
+  csrc/share/isa.cpp
+  csrc/share/plan.cpp
   csrc/step/cuda/library.cpp
   csrc/step/isa.cpp
   csrc/step/measure.cpp

@@ -32,6 +32,7 @@ file(GLOB TRADEWIND_TORCH_OPENMP ${TRADEWIND_TORCH_ROOT}/lib/libgomp*.so*
 
 add_library(tradewind_torch STATIC
   csrc/torch/backward_update.cpp
+  csrc/torch/c10d_peers.cpp
   csrc/torch/gradient_arena.cpp
   csrc/torch/gradient_hooks.cpp
   csrc/torch/device_backward_update.cpp
@@ -45,6 +46,7 @@ add_library(tradewind_torch STATIC
   csrc/torch/parameter_arena.cpp
   csrc/torch/parameter_checks.cpp
   csrc/torch/pinned_pool.cpp
+  csrc/torch/shared_gradients.cpp
   csrc/torch/slot_tensor.cpp
   csrc/torch/step_reading.cpp
   csrc/torch/zeroed_memory.cpp
@@ -59,6 +61,7 @@ Python_add_library(_native MODULE WITH_SOABI
   csrc/bindings/cuda.cpp
   csrc/bindings/exceptions.cpp
   csrc/bindings/optimizer.cpp
+  csrc/bindings/share.cpp
   csrc/bindings/step.cpp)
 target_compile_options(_native PRIVATE -Wno-conversion)
 target_link_libraries(_native PRIVATE tradewind_torch ${TRADEWIND_TORCH_OPENMP})

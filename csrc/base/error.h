@@ -15,6 +15,7 @@ enum class ErrorKind : std::uint8_t {
   kBadType,      // the caller's value has the wrong kind          -> TypeError
   kBadState,     // the call is right, the moment is not           -> RuntimeError
   kOutOfMemory,  // the system refused memory                      -> MemoryError
+  kPeerLost,     // another rank is gone, late or has failed       -> tradewind.SharingError
 };
 
 class Error : public std::runtime_error {

@@ -1,6 +1,7 @@
 // Keeps subnormal numbers for the life of one object, on the calling thread, and then restores what
 // was. torch.set_flush_denormal is per thread: without this, two threads of one sweep could round
-// differently. Always inlined, because units of every instruction set use it (see step/rule.h).
+// differently. Always inlined, because units of every instruction set use it (see
+// base/always_inline.h).
 #pragma once
 
 #if defined(__x86_64__)

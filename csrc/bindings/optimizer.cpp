@@ -36,6 +36,7 @@ void sweep(Table& table, const std::vector<GroupTuple>& groups, double gradient_
 constexpr std::pair<std::string_view, OptimizerTable::OnGradient> kOnGradient[] = {
     {"measure", OptimizerTable::OnGradient::kMeasure},
     {"sum", OptimizerTable::OnGradient::kSum},
+    {"shared", OptimizerTable::OnGradient::kShared},
     {"update", OptimizerTable::OnGradient::kUpdate}};
 
 BackwardUpdate& backward_update_of(const Table& table) {

@@ -8,11 +8,12 @@
 
 namespace tradewind::bindings {
 
-void register_exceptions();
+void register_exceptions(pybind11::module_& module);
 void register_arena(pybind11::module_& module);
 void register_step(pybind11::module_& module);
 void register_cuda(pybind11::module_& module);
 void register_optimizer(pybind11::module_& module);
+void register_share(pybind11::module_& module);
 
 // Native handles own memory that a copy could not share: pickle and deepcopy say so by name.
 template <class Class>

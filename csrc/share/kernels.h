@@ -13,8 +13,12 @@
 
 namespace tradewind {
 
+// Values, errors and parts need only their element's alignment, wires that of 4 bytes (none for
+// Codec::kNone). Arrays must not overlap but where said. Lossy codecs compute in float32.
+
 // values -> wire_bytes() bytes. Where `error` is not null, it is added to the values first, and
-// what the wire lost of that sum is left in it (error feedback).
+// what the wire lost of that sum is left in it (error feedback): value + error - what the wire
+// says, in float32. Where that is not finite it becomes 0: one bad step does not spoil the next.
 using EncodeKernel = void (*)(const void* values, std::int64_t num_elements, float* error,
                               std::byte* wire);
 using DecodeKernel = void (*)(const std::byte* wire, std::int64_t num_elements, void* values);
@@ -25,23 +29,24 @@ struct SumPart {
   bool is_values;
 };
 
-// values = (part 0 + part 1 + ...) / divisor, added in the order given in float32 (float64 where
-// the values are), rounded once. `values` may be one of the parts.
+// values = (part 0 + part 1 + ...) / divisor, added in the order given and divided in float32
+// (float64 where the values are), rounded once. At least one part; `values` may be one of them, if
+// that is_values (any, for Codec::kNone).
 using SumKernel = void (*)(const SumPart* parts, std::int64_t num_parts, std::int64_t num_elements,
                            double divisor, void* values);
 
 struct ShareKernels {
   std::string_view isa;
-  // By codec and the values' dtype (arena_dtype index of a floating one). Null where a codec does
-  // not take the dtype, and for encode and decode of Codec::kNone, whose wire is the values' bytes.
+  // By codec and the values' dtype. Null where a codec does not take the dtype, and for encode and
+  // decode of Codec::kNone, whose wire is the values' bytes.
   EncodeKernel encode[kNumCodecs][kNumFloatingDTypes];
   DecodeKernel decode[kNumCodecs][kNumFloatingDTypes];
   SumKernel sum[kNumCodecs][kNumFloatingDTypes];
 };
 
-// Those of this process: the best ISA of this processor, or TRADEWIND_ISA.
+// Those of this process (base/isa.h).
 const ShareKernels& share_kernels();
-// Throws Error(kBadValue) for an ISA that is unknown or not supported here.
+// Takes the names of supported_isas().
 const ShareKernels& share_kernels_for(std::string_view isa);
 
 }  // namespace tradewind

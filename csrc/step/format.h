@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "arena/dtype.h"
-#include "step/rule.h"
+#include "base/bfloat16.h"
 
 namespace tradewind {
 
@@ -42,33 +42,6 @@ inline constexpr std::int64_t kExponentBlockElements = 256;
 
 constexpr std::int64_t num_exponent_blocks(std::int64_t num_elements) {
   return (num_elements + kExponentBlockElements - 1) / kExponentBlockElements;
-}
-
-#if defined(__CUDA_ARCH__)
-TRADEWIND_RULE std::uint32_t bits_of(float value) { return __float_as_uint(value); }
-TRADEWIND_RULE float float_of(std::uint32_t bits) { return __uint_as_float(bits); }
-#else
-TRADEWIND_RULE std::uint32_t bits_of(float value) {
-  std::uint32_t bits = 0;
-  __builtin_memcpy(&bits, &value, sizeof(bits));
-  return bits;
-}
-TRADEWIND_RULE float float_of(std::uint32_t bits) {
-  float value = 0.0F;
-  __builtin_memcpy(&value, &bits, sizeof(value));
-  return value;
-}
-#endif
-
-TRADEWIND_RULE float from_bfloat16(std::uint16_t stored) {
-  return float_of(static_cast<std::uint32_t>(stored) << 16U);
-}
-
-// By integers, with torch's NaN (0x7FC0): AVX-512's own conversion flushes subnormals.
-TRADEWIND_RULE std::uint16_t to_bfloat16(float value) {
-  const std::uint32_t bits = bits_of(value);
-  const std::uint32_t rounded = (bits + 0x7FFFU + ((bits >> 16U) & 1U)) >> 16U;
-  return static_cast<std::uint16_t>(value != value ? 0x7FC0U : rounded);
 }
 
 // Chris Wellons' "lowbias32" integer hash (public domain).

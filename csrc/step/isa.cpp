@@ -1,7 +1,5 @@
-#include <cstdlib>
-#include <string>
+#include "base/isa.h"
 
-#include "base/error.h"
 #include "step/kernels.h"
 
 namespace tradewind {
@@ -20,48 +18,21 @@ extern const Kernels kKernels;
 
 namespace {
 
-std::vector<const Kernels*> supported_kernels() {
-  std::vector<const Kernels*> supported{&isa_baseline::kKernels};
+// By Isa.
+constexpr const Kernels* kTables[] = {
+    &isa_baseline::kKernels,
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-      __builtin_cpu_supports("f16c")) {
-    supported.push_back(&isa_avx2::kKernels);
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
-      supported.push_back(&isa_avx512::kKernels);
-    }
-  }
+    &isa_avx2::kKernels,
+    &isa_avx512::kKernels,
 #endif
-  return supported;
-}
+};
 
-const Kernels& choose_kernels() {
-  const char* wanted = std::getenv("TRADEWIND_ISA");
-  if (wanted == nullptr || *wanted == '\0') return *supported_kernels().back();
-  return kernels_for(wanted);
-}
+const Kernels& table_of(Isa isa) { return *kTables[static_cast<int>(isa)]; }
 
 }  // namespace
 
-const Kernels& kernels() {
-  static const Kernels& kChosen = choose_kernels();
-  return kChosen;
-}
+const Kernels& kernels() { return table_of(process_isa()); }
 
-std::vector<std::string_view> supported_isas() {
-  std::vector<std::string_view> names;
-  for (const Kernels* table : supported_kernels()) names.push_back(table->isa);
-  return names;
-}
-
-const Kernels& kernels_for(std::string_view isa) {
-  std::string known;
-  for (const Kernels* table : supported_kernels()) {
-    if (table->isa == isa) return *table;
-    known += (known.empty() ? "" : ", ") + std::string(table->isa);
-  }
-  fail(ErrorKind::kBadValue, "TRADEWIND_ISA: expected one of ", known, " on this processor, got '",
-       isa, "'");
-}
+const Kernels& kernels_for(std::string_view isa) { return table_of(isa_named(isa)); }
 
 }  // namespace tradewind

@@ -6,8 +6,8 @@
 
 #include <cstdint>
 #include <string_view>
-#include <vector>
 
+#include "base/isa.h"
 #include "step/format.h"
 #include "step/rule.h"
 #include "step/rule_table.h"
@@ -74,8 +74,7 @@ struct Kernels {
 // The kernels of this process: the best ISA of this processor, or TRADEWIND_ISA, read once.
 // Throws Error(kBadValue) where TRADEWIND_ISA names one that is unknown or not supported here.
 const Kernels& kernels();
-// Names that kernels_for() takes on this processor, slowest first.
-std::vector<std::string_view> supported_isas();
+// Takes the names of supported_isas().
 const Kernels& kernels_for(std::string_view isa);
 
 }  // namespace tradewind

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "step/rule.h"
+#include "base/always_inline.h"
 
 namespace tradewind {
 

@@ -9,17 +9,13 @@
 //   Options               doubles only
 //   Scalars<T>            what one parameter needs in the inner loop, trivially copyable
 //   scalars<T>(options, step, is_first)   step counts from 1; is_first: the states are all zero
-// and the functions that its Needs asks for. They use IEEE + - * / and root only, and must be
-// always_inline: an out-of-line copy compiled for one ISA could be linked into another's kernels.
+// and the functions that its Needs asks for. They use IEEE + - * / and root only, and each is a
+// TRADEWIND_RULE, see base/always_inline.h.
 #pragma once
 
 #include <cstdint>
 
-#if defined(__CUDACC__)
-#define TRADEWIND_RULE __host__ __device__ __forceinline__
-#else
-#define TRADEWIND_RULE inline __attribute__((always_inline))
-#endif
+#include "base/always_inline.h"
 
 namespace tradewind {
 

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "step/blocks.h"
 #include "step/format.h"
+#include "step/rule.h"
 #include "torch/device_backward_update.h"
 #include "torch/parameter_checks.h"
 #include "torch/slot_tensor.h"

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "base/error.h"
 #include "torch/backward_update.h"
 #include "torch/parallel.h"
 
@@ -181,16 +182,25 @@ void OptimizerTable::hook_gradients(OnGradient action) {
   parameters_.take_sums(gradient_arena_.get());
   backward_update_ =
       action == OnGradient::kUpdate ? std::make_unique<BackwardUpdate>(*this) : nullptr;
-  const bool only_measures = action == OnGradient::kMeasure;
-  hooks_ = std::make_unique<GradientHooks>(only_measures ? worth_measuring_hot(tensors) : tensors,
-                                           [this](std::size_t idx, const at::Tensor& parameter) {
-                                             if (backward_update_) {
-                                               backward_update_->arrive(idx);
-                                             } else {
-                                               take_hot(idx, parameter);
-                                             }
-                                           });
+  std::vector<at::Tensor> hooked = tensors;
+  if (action == OnGradient::kMeasure) hooked = worth_measuring_hot(tensors);
+  if (action == OnGradient::kShared) hooked.assign(tensors.size(), at::Tensor());
+  hooks_ =
+      std::make_unique<GradientHooks>(hooked, [this](std::size_t idx, const at::Tensor& parameter) {
+        if (backward_update_) {
+          backward_update_->arrive(idx);
+        } else {
+          take_hot(idx, parameter);
+        }
+      });
   hooks_->install();
+}
+
+HotMeasure& OptimizerTable::hot_measure() const {
+  if (!hot_measure_) {
+    fail(ErrorKind::kBadState, "measures: expected hook_gradients('shared') before them");
+  }
+  return *hot_measure_;
 }
 
 void OptimizerTable::take_hot(std::size_t idx, const at::Tensor& parameter) {

@@ -66,6 +66,7 @@ class OptimizerTable {
     kMeasure,  // while it is hot in cache
     kSum,      // 16-bit ones into float32 sums, the others as kMeasure
     kUpdate,   // the step itself, between backward_update().begin() and end()
+    kShared,   // nothing: whoever shares gradients gives their measures to hot_measure()
   };
   void hook_gradients(OnGradient action);
   void install_hooks();
@@ -74,6 +75,8 @@ class OptimizerTable {
   void set_hot(bool measures) { measures_hot_ = measures; }
   // Sums gradients whose hook did not fire.
   void sum_gradients();
+  // Throws unless hooked.
+  [[nodiscard]] HotMeasure& hot_measure() const;
   // Null unless hooked with kUpdate.
   [[nodiscard]] BackwardUpdate* backward_update() const { return backward_update_.get(); }
 

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from tradewind.optim.recipe import RMSprop as RMSprop
     from tradewind.place import Place as Place
     from tradewind.place import place as place
+    from tradewind.share import GradientSharing as GradientSharing
+    from tradewind.share import Share as Share
+    from tradewind.share import SharingError as SharingError
     from tradewind.track import Histogram as Histogram
     from tradewind.track import Image as Image
     from tradewind.track import log as log
@@ -36,6 +39,7 @@ _MODULE_OF = {
     "AdamW": "tradewind.optim.recipe",
     "Engine": "tradewind.engine",
     "GradScaler": "tradewind.optim.grad_scaler",
+    "GradientSharing": "tradewind.share",
     "Histogram": "tradewind.track",
     "Image": "tradewind.track",
     "LAMB": "tradewind.optim.recipe",
@@ -46,11 +50,13 @@ _MODULE_OF = {
     "RMSprop": "tradewind.optim.recipe",
     "Recipe": "tradewind.optim.recipe",
     "SGD": "tradewind.optim.recipe",
+    "Share": "tradewind.share",
+    "SharingError": "tradewind.share",
     "StepResult": "tradewind.engine",
     "log": "tradewind.track",
     "place": "tradewind.place",
 }
-_SUBMODULES = ("doctor", "optim", "progress", "report", "track")
+_SUBMODULES = ("doctor", "optim", "progress", "report", "share", "track")
 
 __all__ = ["__version__", "optim", *_MODULE_OF]
 

@@ -18,7 +18,7 @@ _SMI_DEADLINE_S = 15.0
 _GIB = 1 << 30
 _SMALL_SHM_BYTES = 1 << 30
 _ROOT = Path("/")
-# As the native module chooses its kernels (csrc/step/isa.cpp), best last.
+# As the native module chooses its kernels (csrc/base/isa.cpp), best last.
 _AVX2 = frozenset(("avx2", "fma", "f16c"))
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
 

@@ -14,4 +14,9 @@ if [ -n "$shared" ]; then
   exit 1
 fi
 # A table of kernels must be there, or nothing was looked at.
-printf '%s\n' "$symbols" | grep -q kKernels
+for object in "$@"; do
+  "$nm" --defined-only "$object" | grep -q Kernels || {
+    echo "kernel_symbols: $object has no table of kernels" >&2
+    exit 1
+  }
+done

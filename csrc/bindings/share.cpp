@@ -1,0 +1,138 @@
+// c10d's headers pull in all of ATen.
+#undef TORCH_ASSERT_ONLY_METHOD_OPERATORS
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <cstdio>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <utility>
+
+#include "bindings/register.h"
+#include "bindings/state_tables.h"
+#include "torch/c10d_peers.h"
+#include "torch/optimizer_table.h"
+#include "torch/shared_gradients.h"
+
+namespace tradewind::bindings {
+namespace {
+
+namespace py = pybind11;
+using std::chrono::milliseconds;
+
+template <class T>
+c10::intrusive_ptr<T> owned(const py::handle& object) {
+  // torch counts references inside the object, whatever holds it in Python.
+  return c10::intrusive_ptr<T>::reclaim_copy(object.cast<T*>());
+}
+
+struct ShareOptions {
+  std::string codec = "none";
+  bool error_feedback = true;
+  std::int64_t bucket_bytes = PlanOptions{}.bucket_bytes;
+  std::int64_t end_bucket_bytes = PlanOptions{}.end_bucket_bytes;
+  std::int64_t piece_bytes = PlanOptions{}.piece_bytes;
+  std::int64_t window_bytes = Exchange::Options{}.window_bytes;
+  double patience_s = 30.0;
+  double deadline_s = 300.0;
+  bool sums_microbatches = false;
+  bool measures = false;
+  bool settles_itself = false;
+};
+
+// The line about a late rank goes to stderr from a thread of the core: no Python there.
+void print_late(const std::string& line) { std::fprintf(stderr, "tradewind: %s\n", line.c_str()); }
+
+std::unique_ptr<SharedGradients> make(std::vector<at::Tensor> parameters,
+                                      std::vector<std::string> names, const py::object& backend,
+                                      const py::object& store, const std::string& prefix,
+                                      const ShareOptions& options) {
+  SharedGradients::Options made;
+  made.plan = {options.bucket_bytes, options.end_bucket_bytes, options.piece_bytes};
+  made.exchange.codec = codec_named(options.codec);
+  made.exchange.error_feedback = options.error_feedback;
+  made.exchange.window_bytes = options.window_bytes;
+  made.exchange.patience = milliseconds(static_cast<std::int64_t>(options.patience_s * 1e3));
+  made.exchange.deadline = milliseconds(static_cast<std::int64_t>(options.deadline_s * 1e3));
+  made.sums_microbatches = options.sums_microbatches;
+  made.measures = options.measures;
+  made.settles_itself = options.settles_itself;
+  made.on_late = print_late;
+  auto peers = make_c10d_peers(owned<c10d::Backend>(backend));
+  auto board = make_c10d_board(owned<c10d::Store>(store), peers->rank(), prefix);
+  const py::gil_scoped_release release;
+  return std::make_unique<SharedGradients>(std::move(parameters), std::move(names),
+                                           std::move(peers), std::move(board), made);
+}
+
+}  // namespace
+
+void register_share(py::module_& module) {
+  py::class_<ShareOptions>(module, "ShareOptions")
+      .def(py::init<>())
+      .def_readwrite("codec", &ShareOptions::codec)
+      .def_readwrite("error_feedback", &ShareOptions::error_feedback)
+      .def_readwrite("bucket_bytes", &ShareOptions::bucket_bytes)
+      .def_readwrite("end_bucket_bytes", &ShareOptions::end_bucket_bytes)
+      .def_readwrite("piece_bytes", &ShareOptions::piece_bytes)
+      .def_readwrite("window_bytes", &ShareOptions::window_bytes)
+      .def_readwrite("patience_s", &ShareOptions::patience_s)
+      .def_readwrite("deadline_s", &ShareOptions::deadline_s)
+      .def_readwrite("sums_microbatches", &ShareOptions::sums_microbatches)
+      .def_readwrite("measures", &ShareOptions::measures)
+      .def_readwrite("settles_itself", &ShareOptions::settles_itself);
+  py::class_<SharedGradients::NonFinite>(module, "NonFiniteGradient")
+      .def_readonly("rank", &SharedGradients::NonFinite::rank)
+      .def_readonly("parameter_name", &SharedGradients::NonFinite::parameter_name)
+      .def_readonly("microbatch", &SharedGradients::NonFinite::microbatch)
+      .def_readonly("num_parameters", &SharedGradients::NonFinite::num_parameters);
+  py::class_<Exchange::Statistics>(module, "ExchangeStatistics")
+      .def_readonly("num_rounds", &Exchange::Statistics::num_rounds)
+      .def_readonly("sent_bytes", &Exchange::Statistics::sent_bytes)
+      .def_readonly("waited_s", &Exchange::Statistics::waited_s);
+
+  const auto unlocked = py::call_guard<py::gil_scoped_release>();
+  using Shared = SharedGradients;
+  py::class_<Shared> shared(module, "SharedGradients");
+  shared
+      .def(py::init(&make), py::arg("parameters"), py::arg("names"), py::arg("backend"),
+           py::arg("store"), py::arg("prefix"), py::arg("options"))
+      .def("install_hooks", &Shared::install_hooks)
+      .def("remove_hooks", &Shared::remove_hooks)
+      .def("open_backward", &Shared::open_backward)
+      .def("is_backward_open", &Shared::is_backward_open)
+      .def("set_syncing", &Shared::set_syncing)
+      .def("is_syncing", &Shared::is_syncing)
+      .def("set_divide_by_all", &Shared::set_divide_by_all)
+      .def("end_microbatch", &Shared::end_microbatch)
+      .def("finish_backward", &Shared::finish_backward, py::arg("has_next") = true, unlocked)
+      .def("shadow_round", &Shared::shadow_round, py::arg("has_next") = true, unlocked)
+      .def("is_open", &Shared::is_open)
+      .def("settle", &Shared::settle, unlocked)
+      .def("settle_bucket", &Shared::settle_bucket, unlocked)
+      .def("abandon", &Shared::abandon, unlocked)
+      .def("nonfinite", &Shared::nonfinite, unlocked)
+      .def("num_contributors_next", &Shared::num_contributors_next, unlocked)
+      .def("bucket_of", &Shared::bucket_of)
+      .def("parameters_of", &Shared::parameters_of)
+      .def("num_buckets", [](const Shared& self) { return self.plan().buckets().size(); })
+      .def("set_forward_order", &Shared::set_forward_order)
+      .def("mean", &Shared::mean)
+      .def(
+          "give_measures",
+          [](Shared& self, StateTable<OptimizerTable>& table,
+             const std::vector<std::int64_t>& table_idx_of) {
+            self.give_measures(table.hot_measure(), table_idx_of);
+          },
+          unlocked)
+      .def("tell", [](Shared& self, std::string text) { self.exchange().tell(std::move(text)); })
+      .def(
+          "fail", [](Shared& self, const std::string& why) { self.exchange().fail_with(why); },
+          unlocked)
+      .def("statistics", [](Shared& self) { return self.exchange().statistics(); })
+      .def("memory_bytes", &Shared::memory_bytes)
+      .def("digest", [](const Shared& self) { return self.layout().digest(); });
+  refuse_copies(shared, "SharedGradients");
+}
+
+}  // namespace tradewind::bindings

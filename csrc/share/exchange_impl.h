@@ -1,0 +1,163 @@
+// The inside of Exchange, shared by its units: exchange.cpp (the step's thread), exchange_send.cpp,
+// exchange_sum.cpp and exchange_watch.cpp (one thread each). `mutex` guards everything but what is
+// fixed after construction; it is never held while a transfer is waited for or made.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "share/exchange.h"
+#include "share/kernels.h"
+
+namespace tradewind {
+
+using Clock = std::chrono::steady_clock;
+using TransferPtr = std::shared_ptr<Transfer>;
+
+// What travels of one piece, fixed after construction.
+struct PieceMemory {
+  std::byte* values = nullptr;  // of the piece, in the gradient arena
+  DType dtype = DType::kFloat32;
+  std::vector<std::int64_t> value_offsets;  // world_size + 1, in elements from `values`
+  // Where each rank's shard lies in the second half: in the gathered arena, or encoded.
+  std::vector<std::byte*> gathered;
+  std::vector<std::int64_t> gathered_bytes;
+  // Encoded shards, each rank's; null without a codec.
+  std::vector<std::byte*> wire;
+  float* error = nullptr;           // of the piece, like values; null without error feedback
+  std::vector<std::byte*> staging;  // what each rank sends of this rank's shard; null for itself
+
+  [[nodiscard]] std::int64_t shard_elements(int rank) const {
+    const auto r = static_cast<std::size_t>(rank);
+    return value_offsets[r + 1] - value_offsets[r];
+  }
+  [[nodiscard]] std::byte* shard(int rank) const {
+    return values + value_offsets[static_cast<std::size_t>(rank)] * element_bytes(dtype);
+  }
+  [[nodiscard]] float* shard_error(int rank) const {
+    return error == nullptr ? nullptr : error + value_offsets[static_cast<std::size_t>(rank)];
+  }
+};
+
+struct PieceState {
+  bool is_summed = false;
+  bool is_offered = false;  // its gather may be sent
+  bool is_sent = false;     // its gather has left
+  bool is_gathered = false;
+  std::vector<TransferPtr> staging, gathering;  // by rank, null for itself
+};
+
+struct Channel {
+  std::vector<std::vector<std::byte>> received;  // by rank
+  std::vector<std::byte> own;
+  std::vector<TransferPtr> receiving;
+  bool is_sent = true;
+  bool is_received = false;
+};
+
+class Exchange::Impl {
+ public:
+  Impl(const Plan& plan, Memory gradients, Memory gathered, std::shared_ptr<Peers> peers,
+       std::shared_ptr<Board> board, const Options& options, Callbacks callbacks,
+       std::vector<std::vector<std::int64_t>> channel_bytes);
+  ~Impl() noexcept;
+
+  // exchange_send.cpp
+  struct Item {
+    enum class Kind : std::uint8_t { kNone, kScatter, kGather, kPublish };
+    Kind kind = Kind::kNone;
+    std::int32_t idx = 0;  // of the piece or channel
+  };
+  struct UnderWay {
+    Item item;
+    std::int64_t size_bytes = 0;
+    std::vector<TransferPtr> transfers;
+  };
+  void run_sender();
+  [[nodiscard]] Item choose() const;
+  [[nodiscard]] UnderWay start(const Item& item);
+  void finish(const UnderWay& done);
+
+  // exchange_sum.cpp
+  void run_summer();
+  void sum(std::int32_t piece_idx);
+  void offer(std::int32_t piece_idx);
+  void encode_mean(std::int32_t piece_idx);
+
+  // exchange_watch.cpp
+  void run_watcher();
+  void look_after_wait(bool& has_warned);
+  [[nodiscard]] std::string describe_late(std::chrono::milliseconds waited);
+  void fail(const std::string& reason) noexcept;
+  // The cause of a transfer's failure, with what the peer said last.
+  [[nodiscard]] std::string lost(int peer, const std::string& doing, const std::string& error);
+  void tear_down() noexcept;
+
+  // exchange.cpp
+  void lay_out(const Exchange::Memory& gradients, const Exchange::Memory& gathered);
+  void post_staging(std::int32_t piece_idx);
+  void post_gathering(std::int32_t piece_idx);
+  void post_channel(std::int32_t channel_idx);
+  void keep(std::vector<TransferPtr>& where, std::vector<TransferPtr> made);
+  void wait_for(const TransferPtr& transfer, int peer, const std::string& doing);
+  void wait_gathered(std::int32_t piece_idx);
+  void check_failed() const;  // with the mutex held
+
+  [[nodiscard]] PieceMemory& memory(std::int32_t piece_idx) {
+    return memories[static_cast<std::size_t>(piece_idx)];
+  }
+  [[nodiscard]] PieceState& state(std::int32_t piece_idx) {
+    return states[static_cast<std::size_t>(piece_idx)];
+  }
+  [[nodiscard]] bool is_own(int peer) const { return peer == rank; }
+  [[nodiscard]] bool spreads_means() const { return !callbacks.on_release; }
+  [[nodiscard]] bool is_lossy() const { return options.codec != Codec::kNone; }
+
+  const Plan& plan;
+  const Options options;
+  const Callbacks callbacks;
+  const std::shared_ptr<Board> board;
+  const int rank;
+  const int size;
+  const ShareKernels& kernels;
+  std::vector<PieceMemory> memories;
+  std::vector<std::vector<float>> errors;                    // by arena
+  std::vector<std::unique_ptr<std::byte[]>> staging_memory;  // one allocation a piece
+  std::vector<std::unique_ptr<std::byte[]>> wire_memory;
+
+  mutable std::mutex mutex;
+  std::condition_variable changed;
+  std::shared_ptr<Peers> peers;  // dropped when the exchange has failed
+  std::string failure;
+  bool is_closing = false;
+  int num_live_threads = 0;
+
+  std::vector<std::int32_t> order, next_order;      // pieces
+  std::vector<std::int32_t> urgency, next_urgency;  // by bucket
+  std::int64_t num_contributors = 1;
+  bool is_released = false;
+  std::vector<bool> is_ready;  // by bucket
+  std::vector<PieceState> states;
+  std::size_t num_scattered = 0, num_summed = 0;  // of `order`
+  std::vector<std::int32_t> held;                 // summed, not released yet
+  std::vector<std::int32_t> offered;              // gathers to be sent
+  std::deque<std::int32_t> publishing;
+  std::vector<TransferPtr> sending;
+  std::vector<Channel> channels;  // the last one is the goodbye
+  Statistics statistics;
+
+  // What the step's thread waits for, for the watcher.
+  bool is_waiting = false;
+  Clock::time_point waiting_since;
+  std::string waiting_for;
+  int missing_peer = -1;         // whom it waits for
+  int summer_missing_peer = -1;  // whom the summing thread waits for
+  std::string activity = "starting";
+  std::optional<Clock::time_point> goodbye_until;
+  std::vector<std::thread> threads;
+};
+
+}  // namespace tradewind

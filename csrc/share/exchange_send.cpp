@@ -1,0 +1,142 @@
+#include <algorithm>
+#include <exception>
+
+#include "base/error.h"
+#include "share/exchange_impl.h"
+
+namespace tradewind {
+namespace {
+
+std::uint32_t tag_of(const Exchange::Impl::Item& item) {
+  return static_cast<std::uint32_t>(item.idx) * 4 + static_cast<std::uint32_t>(item.kind);
+}
+
+}  // namespace
+
+// With the mutex held. Halves of a bucket that is needed sooner go first; without urgency, first
+// halves, as they are what lets peers go on.
+Exchange::Impl::Item Exchange::Impl::choose() const {
+  if (!publishing.empty()) return {Item::Kind::kPublish, publishing.front()};
+  const auto urgency_of = [&](std::int32_t piece_idx) {
+    const std::int32_t bucket = plan.pieces()[static_cast<std::size_t>(piece_idx)].bucket_idx;
+    return urgency.empty() ? 0 : urgency[static_cast<std::size_t>(bucket)];
+  };
+  Item scatter, gather;
+  if (num_scattered < order.size()) {
+    const std::int32_t next = order[num_scattered];
+    const std::int32_t bucket = plan.pieces()[static_cast<std::size_t>(next)].bucket_idx;
+    if (is_ready[static_cast<std::size_t>(bucket)]) scatter = {Item::Kind::kScatter, next};
+  }
+  if (!offered.empty()) {
+    gather = {Item::Kind::kGather,
+              *std::min_element(offered.begin(), offered.end(),
+                                [&](auto a, auto b) { return urgency_of(a) < urgency_of(b); })};
+  }
+  if (scatter.kind == Item::Kind::kNone) return gather;
+  if (gather.kind == Item::Kind::kNone) return scatter;
+  return urgency_of(gather.idx) < urgency_of(scatter.idx) ? gather : scatter;
+}
+
+Exchange::Impl::UnderWay Exchange::Impl::start(const Item& item) {
+  UnderWay made{item, 0, {}};
+  const auto send = [&](const void* data, std::int64_t size_bytes, int peer) {
+    made.size_bytes += size_bytes;
+    made.transfers.push_back(peers->send(data, size_bytes, peer, tag_of(item)));
+  };
+  // Each rank begins with its neighbour, so that not all send to the same one at once.
+  for (int distance = 1; distance < size; ++distance) {
+    const int peer = (rank + distance) % size;
+    const auto p = static_cast<std::size_t>(peer);
+    switch (item.kind) {
+      case Item::Kind::kScatter: {
+        const PieceMemory& piece = memory(item.idx);
+        const std::int64_t num_elements = piece.shard_elements(peer);
+        if (num_elements == 0) break;
+        const void* data = piece.shard(peer);
+        if (is_lossy()) {
+          kernels.encode[static_cast<int>(options.codec)][static_cast<int>(piece.dtype)](
+              data, num_elements, piece.shard_error(peer), piece.wire[p]);
+          data = piece.wire[p];
+        }
+        send(data, wire_bytes(options.codec, piece.dtype, num_elements), peer);
+        break;
+      }
+      case Item::Kind::kGather: {
+        const PieceMemory& piece = memory(item.idx);
+        const auto own = static_cast<std::size_t>(rank);
+        if (piece.gathered_bytes[own] > 0) {
+          send(piece.gathered[own], piece.gathered_bytes[own], peer);
+        }
+        break;
+      }
+      case Item::Kind::kPublish: {
+        const std::vector<std::byte>& own = channels[static_cast<std::size_t>(item.idx)].own;
+        if (!own.empty()) send(own.data(), static_cast<std::int64_t>(own.size()), peer);
+        break;
+      }
+      case Item::Kind::kNone: break;
+    }
+  }
+  const std::scoped_lock lock(mutex);
+  sending.insert(sending.end(), made.transfers.begin(), made.transfers.end());
+  if (!failure.empty()) {
+    for (const TransferPtr& transfer : made.transfers) transfer->cancel();
+  }
+  return made;
+}
+
+void Exchange::Impl::finish(const UnderWay& done) {
+  for (const TransferPtr& transfer : done.transfers) transfer->wait();
+  const std::scoped_lock lock(mutex);
+  statistics.sent_bytes += done.size_bytes;
+  std::erase_if(sending, [&](const TransferPtr& sent) {
+    return std::find(done.transfers.begin(), done.transfers.end(), sent) != done.transfers.end();
+  });
+  if (done.item.kind == Item::Kind::kGather) state(done.item.idx).is_sent = true;
+  if (done.item.kind == Item::Kind::kPublish) {
+    channels[static_cast<std::size_t>(done.item.idx)].is_sent = true;
+  }
+  changed.notify_all();
+}
+
+void Exchange::Impl::run_sender() {
+  std::deque<UnderWay> under_way;
+  std::int64_t window = 0;
+  const auto finish_oldest = [&] {
+    window -= under_way.front().size_bytes;
+    finish(under_way.front());
+    under_way.pop_front();
+  };
+  try {
+    for (;;) {
+      Item item;
+      {
+        std::unique_lock lock(mutex);
+        item = choose();
+        if (item.kind == Item::Kind::kNone && under_way.empty()) {
+          changed.wait(lock, [&] {
+            item = choose();
+            return item.kind != Item::Kind::kNone || is_closing || !failure.empty();
+          });
+        }
+        if (!failure.empty() || (is_closing && item.kind == Item::Kind::kNone)) break;
+        const bool is_full = !under_way.empty() && window >= options.window_bytes;
+        if (is_full && item.kind != Item::Kind::kPublish) item = {};
+        if (item.kind == Item::Kind::kPublish) publishing.pop_front();
+        if (item.kind == Item::Kind::kScatter) ++num_scattered;
+        if (item.kind == Item::Kind::kGather) std::erase(offered, item.idx);
+      }
+      if (item.kind == Item::Kind::kNone) {
+        finish_oldest();
+        continue;
+      }
+      under_way.push_back(start(item));
+      window += under_way.back().size_bytes;
+    }
+    while (!under_way.empty()) finish_oldest();
+  } catch (const std::exception& error) {
+    fail(lost(-1, "sending", error.what()));
+  }
+}
+
+}  // namespace tradewind

@@ -1,0 +1,105 @@
+#include <exception>
+
+#include "base/error.h"
+#include "share/exchange_impl.h"
+
+namespace tradewind {
+
+// values of this rank's shard = mean over all ranks' parts, in rank order.
+void Exchange::Impl::sum(std::int32_t piece_idx) {
+  const PieceMemory& piece = memory(piece_idx);
+  const std::int64_t num_elements = piece.shard_elements(rank);
+  if (num_elements == 0) return;
+  std::vector<SumPart> parts;
+  for (int peer = 0; peer < size; ++peer) {
+    if (is_own(peer)) {
+      parts.push_back({piece.shard(rank), true});
+    } else {
+      parts.push_back({piece.staging[static_cast<std::size_t>(peer)], false});
+    }
+  }
+  kernels.sum[static_cast<int>(options.codec)][static_cast<int>(piece.dtype)](
+      parts.data(), size, num_elements, static_cast<double>(num_contributors), piece.shard(rank));
+}
+
+// What is sent of a mean loses something, so this rank keeps what the others will have.
+void Exchange::Impl::encode_mean(std::int32_t piece_idx) {
+  const PieceMemory& piece = memory(piece_idx);
+  const std::int64_t num_elements = piece.shard_elements(rank);
+  if (num_elements == 0) return;
+  const auto codec = static_cast<int>(options.codec);
+  const auto dtype = static_cast<int>(piece.dtype);
+  std::byte* wire = piece.wire[static_cast<std::size_t>(rank)];
+  kernels.encode[codec][dtype](piece.shard(rank), num_elements, piece.shard_error(rank), wire);
+  kernels.decode[codec][dtype](wire, num_elements, piece.shard(rank));
+}
+
+void Exchange::Impl::offer(std::int32_t piece_idx) {
+  if (callbacks.on_release) callbacks.on_release(piece_idx);
+  const std::scoped_lock lock(mutex);
+  state(piece_idx).is_offered = true;
+  offered.push_back(piece_idx);
+  changed.notify_all();
+}
+
+void Exchange::Impl::run_summer() {
+  try {
+    for (;;) {
+      std::int32_t piece_idx = -1;
+      std::vector<std::int32_t> released;
+      {
+        std::unique_lock lock(mutex);
+        changed.wait(lock, [&] {
+          return num_summed < order.size() || (is_released && !held.empty()) || is_closing ||
+                 !failure.empty();
+        });
+        if (!failure.empty()) break;
+        if (is_released) released.swap(held);
+        if (released.empty()) {
+          if (num_summed >= order.size()) break;  // closing
+          piece_idx = order[num_summed];
+          const auto bucket = static_cast<std::size_t>(
+              plan.pieces()[static_cast<std::size_t>(piece_idx)].bucket_idx);
+          changed.wait(lock, [&] {
+            return is_ready[bucket] || (is_released && !held.empty()) || is_closing ||
+                   !failure.empty();
+          });
+          if (!failure.empty() || (is_closing && !is_ready[bucket])) break;
+          if (!is_ready[bucket]) continue;
+        }
+      }
+      for (const std::int32_t idx : released) offer(idx);
+      if (piece_idx < 0) continue;
+
+      for (int peer = 0; peer < size; ++peer) {
+        TransferPtr transfer;
+        {
+          const std::scoped_lock lock(mutex);
+          transfer = state(piece_idx).staging[static_cast<std::size_t>(peer)];
+          summer_missing_peer = peer;
+        }
+        if (transfer) wait_for(transfer, peer, "its part of a sum");
+      }
+      sum(piece_idx);
+      post_staging(piece_idx);
+      if (spreads_means() && is_lossy()) encode_mean(piece_idx);
+      if (callbacks.on_sum) callbacks.on_sum(piece_idx);
+      bool is_last = false, is_held = false;
+      {
+        const std::scoped_lock lock(mutex);
+        summer_missing_peer = -1;
+        state(piece_idx).is_summed = true;
+        is_last = ++num_summed == order.size();
+        is_held = callbacks.on_release && !is_released;
+        if (is_held) held.push_back(piece_idx);
+        changed.notify_all();
+      }
+      if (!is_held) offer(piece_idx);
+      if (is_last && callbacks.on_all_summed) callbacks.on_all_summed();
+    }
+  } catch (const std::exception& error) {
+    fail(error.what());
+  }
+}
+
+}  // namespace tradewind

@@ -1,0 +1,174 @@
+// The gradients of a model, shared between ranks: hooks take each into its bucket while backward
+// runs, full buckets travel, and `.grad` holds the mean when the round is settled. Parameters that
+// a backward did not reach count as zero; those that no rank reached keep what they had.
+//
+// A round is: hooks of one backward (or of several, the last with set_syncing(true)) ->
+// finish_backward() -> settle(). All methods belong to the thread that runs the step; hooks may
+// fire on any.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "share/exchange.h"
+#include "step/kernels.h"
+#include "torch/gradient_hooks.h"
+#include "torch/zeroed_memory.h"
+
+namespace tradewind {
+
+class HotMeasure;
+
+class SharedGradients {
+ public:
+  struct Options {
+    PlanOptions plan;
+    Exchange::Options exchange;
+    // Sum microbatches in the bucket (16-bit ones in float32) and drop `.grad` after each.
+    bool sums_microbatches = false;
+    // Ranks measure the mean for each other, for give_measures().
+    bool measures = false;
+    // Hooks finish and settle the round themselves when their backward ends.
+    bool settles_itself = false;
+    std::function<void(const std::string&)> on_late;
+  };
+
+  // A gradient that is not finite on one rank, before it was summed with the others'.
+  struct NonFinite {
+    int rank;
+    std::string parameter_name;
+    std::int64_t microbatch;  // from 1, of those since the last round
+    std::int64_t num_parameters;
+  };
+
+  // Throws Error naming a parameter that cannot be shared. Frozen parameters have no bucket.
+  SharedGradients(std::vector<at::Tensor> parameters, std::vector<std::string> names,
+                  std::shared_ptr<Peers> peers, std::shared_ptr<Board> board,
+                  const Options& options);
+  ~SharedGradients();
+  SharedGradients(const SharedGradients&) = delete;
+  SharedGradients& operator=(const SharedGradients&) = delete;
+
+  void install_hooks() { hooks_->install(); }
+  void remove_hooks() noexcept { hooks_->remove(); }
+  // From the first node of a backward, of the outermost one where they are nested: with
+  // settles_itself, its end finishes and settles the round, or, unless it syncs, counts a
+  // microbatch.
+  void open_backward(bool syncs);
+  // A backward was opened and did not come to its end.
+  [[nodiscard]] bool is_backward_open() const { return is_backward_open_; }
+  // Whether the next backward ends a round.
+  void set_syncing(bool is_syncing) { is_syncing_ = is_syncing; }
+  [[nodiscard]] bool is_syncing() const { return is_syncing_; }
+  // A backward that does not sync has ended.
+  void end_microbatch() { ++num_microbatches_; }
+
+  // Every gradient of this backward is there. `has_next`: this rank will take part in another
+  // round.
+  void finish_backward(bool has_next = true);
+  // A round of a rank that has no data left.
+  void shadow_round(bool has_next = true);
+  [[nodiscard]] bool is_open() const { return is_begun_; }
+  // Whether the mean is over all ranks (DistributedDataParallel's default for uneven inputs) or, as
+  // it is here, over those that took part.
+  void set_divide_by_all(bool divides_by_all) { divides_by_all_ = divides_by_all; }
+  // Waits for the round and sets `.grad`.
+  void settle();
+  // Gives up an unfinished backward (it raised): its gradients are forgotten. Once a bucket has
+  // been sent there is no way back for the other ranks, and the exchange ends.
+  void abandon(const std::string& reason);
+
+  // --- before settle(), once finish_backward() has run ---
+  // Gradients that are not finite, of all ranks, and how many ranks go on after this round.
+  const std::vector<NonFinite>& nonfinite();
+  std::int64_t num_contributors_next();
+  // The bucket of a parameter; -1 for frozen ones.
+  [[nodiscard]] std::int32_t bucket_of(std::size_t idx) const;
+  [[nodiscard]] std::vector<std::int64_t> parameters_of(std::int32_t bucket_idx) const;
+  // One bucket's means, and their `.grad`.
+  void settle_bucket(std::int32_t bucket_idx);
+  // Gives the means' measures to `hot`, as if they had been taken there; `hot_idx_of` a parameter
+  // is its index there, or -1.
+  void give_measures(HotMeasure& hot, const std::vector<std::int64_t>& hot_idx_of);
+
+  // In which order the next forward needs parameters: what is needed sooner is sent first.
+  void set_forward_order(const std::vector<std::int64_t>& parameters);
+
+  // The mean of a parameter that has a slot, whatever its `.grad` is.
+  [[nodiscard]] at::Tensor mean(std::size_t idx) const { return views_[idx]; }
+  [[nodiscard]] const Layout& layout() const { return layout_; }
+  [[nodiscard]] const Plan& plan() const { return plan_; }
+  [[nodiscard]] Exchange& exchange() { return *exchange_; }
+  [[nodiscard]] std::int64_t memory_bytes() const;
+
+ private:
+  struct Facts;
+  void arrive(std::size_t idx);
+  void close_backward();
+  void begin();
+  void take_in(std::size_t idx);
+  void zero(std::size_t idx);
+  void fill_missing(std::size_t idx);
+  void count_in(std::size_t idx);
+  void assign(std::size_t idx);
+  void correct_mean();
+  void publish_facts(bool has_next, bool is_present);
+  void read_facts();
+  void measure_piece(std::int32_t piece_idx);
+  void publish_measures();
+  void take_measures();
+  [[nodiscard]] std::vector<std::int32_t> next_order() const;
+
+  std::vector<at::Tensor> parameters_;
+  std::vector<std::string> names_;
+  Options options_;
+  int rank_ = 0;
+  Layout layout_;
+  Plan plan_;
+  std::vector<std::int64_t> slot_of_;      // by parameter; -1 where frozen
+  std::vector<std::size_t> parameter_of_;  // by slot
+  std::vector<ZeroedMemory> arenas_;
+  std::vector<at::Tensor> views_;  // by parameter
+
+  std::mutex mutex_;
+  bool is_syncing_ = true;
+  bool is_backward_open_ = false;
+  bool is_begun_ = false;
+  bool is_finished_ = false;
+  std::int64_t num_microbatches_ = 0;  // before this one, since the last round
+  std::vector<std::uint8_t> is_used_, is_taken_, is_assigned_;  // by parameter
+  std::vector<std::int32_t> num_arrived_, num_expected_;
+  bool knows_expected_ = false;
+  std::vector<std::int64_t> num_missing_;  // by bucket: slots not taken in yet
+  std::vector<std::int32_t> arrivals_;     // buckets in the order in which they became full
+  std::vector<std::int64_t> slot_arrivals_;
+  std::vector<at::Tensor> kept_;            // by parameter: what a locally unused one had
+  std::vector<std::int32_t> forward_rank_;  // by bucket; empty without set_forward_order()
+  std::int64_t num_ahead_ = 0;
+
+  std::int64_t first_nonfinite_ = -1;  // of this rank
+  std::int64_t nonfinite_microbatch_ = 0;
+  std::int64_t num_nonfinite_ = 0;
+  std::vector<std::uint8_t> is_nonfinite_;
+  bool has_facts_ = false;
+  std::vector<NonFinite> all_nonfinite_;
+  std::vector<std::uint8_t> is_used_anywhere_;
+  std::int64_t num_contributors_ = 1, num_contributors_next_ = 1, num_present_ = 1;
+  bool divides_by_all_ = false;
+
+  std::vector<std::vector<BlockMeasure>> blocks_;  // by slot, of the means
+  std::vector<std::byte> own_measures_;
+
+  std::unique_ptr<Exchange> exchange_;
+  // Last, so that no hook finds the rest gone.
+  std::unique_ptr<GradientHooks> hooks_;
+};
+
+}  // namespace tradewind

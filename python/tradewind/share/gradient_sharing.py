@@ -1,0 +1,384 @@
+"""`tw.GradientSharing`: stands where DistributedDataParallel stood, with any torch optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
+from torch.nn.parallel.distributed import _find_tensors
+
+from tradewind._core import native
+from tradewind.share.options import Codec, Overlap, Share, Strategy
+from tradewind.share.rendezvous import Meeting, check_alive, meet
+
+# DistributedDataParallel's keywords that change nothing here, and those that are refused.
+_REFUSED = {
+    "delay_all_reduce_named_params": None,
+    "param_to_hook_all_reduce": None,
+    "mixed_precision": None,
+    "device_mesh": None,
+    "skip_all_reduce_unused_params": False,
+    "bucket_cap_mb_list": None,
+    "batched_grad_copy": False,
+}
+_BROADCAST_BYTES = 250 * 1024 * 1024  # as DistributedDataParallel
+
+
+class GradientSharing(torch.nn.Module, Joinable):
+    """Shares `module`'s gradients between ranks: after backward `.grad` holds the mean over ranks.
+
+    ::
+
+        model = tw.GradientSharing(model)
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()            # buckets travel while backward runs
+        optimizer.step()
+
+    Values differ between ranks at the start: those of rank 0 are broadcast. `.grad` is a view of
+    the bucket that travelled, as with DistributedDataParallel(gradient_as_bucket_view=True).
+    Parameters that no rank used keep their `.grad`; those that some rank used get the mean
+    everywhere, over microbatches under `no_sync()` too. Without an initialized process group, or
+    with one rank, nothing travels and the script runs alone.
+
+    Args:
+        module: on the CPU; its parameters require gradients when this is made, or never.
+        process_group: whose ranks share; None: all.
+        codec, strategy, overlap, deterministic: see `tw.Share`. "sharded" and "periodic" need an
+            Engine. Without an Engine the update cannot wait for the next forward: every overlap is
+            "backward".
+        timeout: a wait this long ends in `tw.SharingError` on every rank.
+        broadcast_buffers: buffers are rank 0's before each forward that trains.
+        ddp: DistributedDataParallel's other keywords. `bucket_cap_mb` is taken;
+            `find_unused_parameters`, `gradient_as_bucket_view`, `static_graph`, `check_reduction`
+            and `dim` change nothing; the others are refused by name.
+
+    Raises:
+        TypeError, ValueError: an argument, a parameter that cannot be shared, or ranks that
+            differ in model or options, by name.
+        SharingError: ranks that did not come.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        codec: Codec = "none",
+        strategy: Strategy = "allreduce",
+        overlap: Overlap = "backward",
+        deterministic: bool = False,
+        timeout: timedelta = Share.timeout,
+        broadcast_buffers: bool | None = None,
+        init_sync: bool = True,
+        bucket_cap_mb: float | None = None,
+        device_ids: list[Any] | None = None,
+        output_device: Any = None,
+        dim: int = 0,
+        find_unused_parameters: bool = False,
+        check_reduction: bool = False,
+        gradient_as_bucket_view: bool = False,
+        static_graph: bool = False,
+        forward_sync_buffers: bool | None = None,
+        **ddp: Any,
+    ) -> None:
+        super().__init__()
+        Joinable.__init__(self)
+        _check_keywords(ddp, device_ids, output_device)
+        if not isinstance(module, torch.nn.Module):
+            raise TypeError(f"module: expected a torch.nn.Module, got {type(module).__name__}")
+        self._share = Share(
+            codec=codec,
+            strategy=strategy,
+            overlap=overlap,
+            deterministic=deterministic,
+            process_group=process_group,
+            bucket_mb=Share.bucket_mb if bucket_cap_mb is None else bucket_cap_mb,
+            timeout=timeout,
+        )
+        _check_strategy(self._share)
+        ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        named = [(n, p) for n, p in module.named_parameters() if n not in ignored]
+        if not any(parameter.requires_grad for _, parameter in named):
+            raise RuntimeError(
+                "module: expected a parameter that requires a gradient, got none; there is nothing "
+                "to share"
+            )
+        for name, parameter in named:
+            _check_parameter(name, parameter)
+        self.module = module
+        self._named = named
+        self._ignored = ignored
+        if broadcast_buffers is None:
+            broadcast_buffers = True if forward_sync_buffers is None else forward_sync_buffers
+        self.broadcast_buffers = broadcast_buffers
+        self.require_backward_grad_sync = True
+        self._syncs_buffers_next = True
+        self._divides_by_all = True
+        self._num_reported = 0
+        self._meeting = meet(process_group, timeout)
+        self._meeting.check_agreement(describe(named, self._share))
+        self._native = make_native(self._meeting, named, self._share, settles_itself=True)
+        if init_sync:
+            self._broadcast_states(source=0)
+
+    # --- forward and backward ---------------------------------------------------------------------
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        native_half = self._native
+        if native_half.is_backward_open():
+            native_half.abandon(f"rank {self._meeting.rank}: a backward ended with an error")
+        check_alive(self._meeting.group)
+        trains = torch.is_grad_enabled()
+        if trains and self.require_backward_grad_sync and self._meeting.group is not None:
+            Join.notify_join_context(self)
+        if self._will_sync_buffers():
+            self._sync_buffers(is_joined=False)
+        if self._joins():
+            self._agree_on_syncing(is_joined=False)
+        native_half.tell("forward")
+        outputs = self.module(*args, **kwargs)
+        if trains:
+            self._watch_backward(outputs)
+        return outputs
+
+    def _watch_backward(self, outputs: Any) -> None:
+        """The first node of a backward through these outputs opens it, so that nested ones
+        (reentrant checkpointing) are known to be nested."""
+        syncs = self.require_backward_grad_sync
+        self._syncs_buffers_next = syncs
+        native_half = self._native
+        native_half.set_syncing(syncs)
+
+        def open_backward(_gradient: torch.Tensor) -> None:
+            native_half.open_backward(syncs)
+
+        for tensor in _find_tensors(outputs):
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+                tensor.register_hook(open_backward)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Gradients of forwards in here stay on this rank, and are summed up to the next one
+        outside."""
+        before = self.require_backward_grad_sync
+        self.require_backward_grad_sync = False
+        try:
+            yield
+        finally:
+            self.require_backward_grad_sync = before
+
+    @property
+    def nonfinite(self) -> list[native.NonFiniteGradient]:
+        """Of the last shared backward: for each rank that had gradients that are not finite, before
+        they were summed, `rank`, `parameter_name` (the first one), `microbatch` (from 1, of those
+        since the last update) and `num_parameters`."""
+        return self._native.nonfinite() if self.num_rounds else []
+
+    @property
+    def num_rounds(self) -> int:
+        """Backwards whose gradients were shared."""
+        return int(self._native.statistics().num_rounds)
+
+    def statistics(self) -> dict[str, float]:
+        """`num_rounds`, `sent_bytes` of gradients, and `waited_s`, the time that backwards waited
+        for other ranks: what sharing cost beyond what it hid."""
+        found = self._native.statistics()
+        return {
+            "num_rounds": found.num_rounds,
+            "sent_bytes": found.sent_bytes,
+            "waited_s": found.waited_s,
+        }
+
+    # --- values and buffers -----------------------------------------------------------------------
+
+    def _buffers_to_share(self) -> list[torch.Tensor]:
+        return [b for name, b in self.module.named_buffers() if name not in self._ignored]
+
+    def _broadcast_states(self, source: int) -> None:
+        states = [parameter.detach() for _, parameter in self._named]
+        if self.broadcast_buffers:
+            states += [buffer.detach() for buffer in self._buffers_to_share()]
+        self._broadcast(states, source)
+
+    def _broadcast(self, tensors: list[torch.Tensor], source: int) -> None:
+        group = self._meeting.group
+        if group is not None and tensors:
+            dist._broadcast_coalesced(group, tensors, _BROADCAST_BYTES, source)
+
+    def will_sync_module_buffers(self) -> bool:
+        return self._will_sync_buffers()
+
+    def _will_sync_buffers(self) -> bool:
+        return (
+            torch.is_grad_enabled()
+            and self.training
+            and self._syncs_buffers_next
+            and self.broadcast_buffers
+            and self._meeting.group is not None
+            and bool(self._buffers_to_share())
+        )
+
+    def _sync_buffers(self, *, is_joined: bool) -> None:
+        source = 0
+        if self._joins() or is_joined:
+            source = self._common_rank(candidate=not is_joined)
+        with torch.no_grad():
+            self._broadcast(self._buffers_to_share(), source)
+
+    def _common_rank(self, *, candidate: bool) -> int:
+        """The largest rank that is a candidate."""
+        found = torch.tensor([self._meeting.rank if candidate else -1])
+        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self._meeting.group)
+        if int(found) < 0:
+            raise RuntimeError("join: no rank has data left to take values from")
+        return int(found)
+
+    # --- uneven inputs ----------------------------------------------------------------------------
+
+    def _joins(self) -> bool:
+        return bool(self._join_config.enable) and self._meeting.group is not None
+
+    def _agree_on_syncing(self, *, is_joined: bool) -> bool:
+        syncs = torch.tensor([int(not is_joined and self.require_backward_grad_sync)])
+        dist.all_reduce(syncs, group=self._meeting.group)
+        return bool(int(syncs))
+
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Join:
+        """A context in which ranks may run out of data early, as DistributedDataParallel.join."""
+        return Join(
+            [self],
+            enable,
+            throw_on_early_termination,
+            divide_by_initial_world_size=divide_by_initial_world_size,
+        )
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        return _ShadowRounds(self, kwargs.get("divide_by_initial_world_size", True))
+
+    @property
+    def join_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    @property
+    def join_process_group(self) -> dist.ProcessGroup | None:
+        return self._meeting.group
+
+    # --- what DistributedDataParallel has besides -------------------------------------------------
+
+    def register_comm_hook(self, state: object, hook: Any) -> None:
+        raise NotImplementedError(
+            "GradientSharing.register_comm_hook: hooks work on DistributedDataParallel's buckets; "
+            "use codec='bf16', 'fp16', 'int8' or 'powersgd'"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError(
+            "GradientSharing cannot be pickled or copied: it owns connections; save "
+            "model.module, or model.state_dict()"
+        )
+
+
+class _ShadowRounds(JoinHook):
+    """What a rank without data does while the others go on."""
+
+    def __init__(self, sharing: GradientSharing, divides_by_all: bool) -> None:
+        self.sharing = sharing
+        sharing._native.set_divide_by_all(divides_by_all)
+        super().__init__()
+
+    def main_hook(self) -> None:
+        sharing = self.sharing
+        if sharing._will_sync_buffers():
+            sharing._sync_buffers(is_joined=True)
+        syncs = sharing._agree_on_syncing(is_joined=True)
+        sharing._syncs_buffers_next = syncs
+        if syncs:
+            sharing._native.shadow_round()
+            sharing._native.settle()
+
+    def post_hook(self, is_last_joiner: bool) -> None:
+        source = self.sharing._common_rank(candidate=is_last_joiner)
+        self.sharing._broadcast_states(source)
+
+
+def describe(named: Iterable[tuple[str, torch.nn.Parameter]], share: Share) -> dict[str, Any]:
+    """What all ranks must have alike."""
+    return {
+        "parameters": [
+            [name, list(p.shape), str(p.dtype).removeprefix("torch."), p.requires_grad]
+            for name, p in named
+        ],
+        "options": share.described(),
+    }
+
+
+def make_native(
+    meeting: Meeting,
+    named: Iterable[tuple[str, torch.nn.Parameter]],
+    share: Share,
+    *,
+    settles_itself: bool = False,
+    sums_microbatches: bool = False,
+    measures: bool = False,
+) -> native.SharedGradients:
+    options = native.ShareOptions()
+    options.codec = share.codec
+    options.bucket_bytes = share.bucket_bytes
+    options.end_bucket_bytes = max(1, share.bucket_bytes // 4)
+    options.piece_bytes = max(1, min(options.piece_bytes, share.bucket_bytes))
+    options.patience_s = share.patience.total_seconds()
+    options.deadline_s = share.timeout.total_seconds()
+    options.settles_itself = settles_itself
+    options.sums_microbatches = sums_microbatches
+    options.measures = measures
+    names, parameters = zip(*named, strict=True)
+    backend = meeting.connect()
+    return native.SharedGradients(
+        list(parameters), list(names), backend, meeting.store, meeting.prefix, options
+    )
+
+
+def _check_keywords(ddp: dict[str, Any], device_ids: Any, output_device: Any) -> None:
+    for name, value in ddp.items():
+        if name not in _REFUSED:
+            raise TypeError(f"GradientSharing got an unknown option {name!r}")
+        if value != _REFUSED[name]:
+            raise NotImplementedError(
+                f"GradientSharing({name}={value!r}) is not supported; leave it out"
+            )
+    if device_ids or output_device is not None:
+        raise NotImplementedError(
+            "GradientSharing shares gradients on the CPU so far: expected device_ids=None and "
+            f"output_device=None, got {device_ids!r} and {output_device!r}"
+        )
+
+
+def _check_strategy(share: Share) -> None:
+    if share.strategy in ("sharded", "periodic"):
+        raise ValueError(
+            f"strategy={share.strategy!r} updates parameters itself, which a torch optimizer does "
+            "not know; use tw.Engine(model, ..., share=tw.Share(strategy=...))"
+        )
+
+
+def _check_parameter(name: str, parameter: torch.nn.Parameter) -> None:
+    if torch.nn.parameter.is_lazy(parameter):
+        raise RuntimeError(
+            f"parameter {name!r}: is lazy and has no shape yet; run one batch through the module "
+            "first"
+        )
+    if parameter.device.type != "cpu":
+        raise NotImplementedError(
+            f"parameter {name!r}: is on {parameter.device}; GradientSharing shares gradients on "
+            "the CPU so far"
+        )

@@ -1,0 +1,104 @@
+"""What `tw.Share(...)` and `tw.GradientSharing(...)` accept, checked before anything is touched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal, get_args
+
+import torch.distributed as dist
+
+Codec = Literal["none", "bf16", "fp16", "int8", "powersgd"]
+Strategy = Literal["allreduce", "sharded", "hierarchical", "periodic"]
+Overlap = Literal["auto", "backward", "next-forward"]
+
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Share:
+    """How an Engine shares gradients between ranks.
+
+    Args:
+        codec: how gradients travel: "none" (as they are), "bf16", "fp16" (with a power of two per
+            block of 512 that keeps finite values finite), "int8" (a scale per block of 512) or
+            "powersgd" (matrices as products of two thin ones, arXiv 1905.13727). What the codec
+            loses is added to the next step's gradient (error feedback), and is part of
+            checkpoints. Sums are taken in float32.
+        strategy: "allreduce": every rank updates everything. "sharded": each rank sums, updates and
+            stores the optimizer state of its shard alone. "hierarchical": first among the ranks of
+            a host through shared memory, then between hosts. "periodic": ranks step on their own
+            and average every `outer_every` steps (DiLoCo, arXiv 2311.08105).
+        overlap: "backward": all sums are done before the update, as DistributedDataParallel has
+            it. "next-forward": each bucket's sum and update are done when the next forward first
+            needs its parameters. "auto": the Engine measures both in its first steps and takes the
+            faster one.
+        deterministic: sums in rank order over a fixed layout, so that results do not depend on
+            timing. The direct exchange always adds in this order.
+        process_group: whose ranks share; None: all.
+        bucket_mb: MiB of gradients that become ready together, up to.
+        patience: a wait this long says on stderr who is late.
+        timeout: a wait this long ends in `tw.SharingError` on every rank.
+    """
+
+    codec: Codec = "none"
+    strategy: Strategy = "allreduce"
+    overlap: Overlap = "auto"
+    deterministic: bool = False
+    process_group: dist.ProcessGroup | None = None
+    bucket_mb: float = 4.0
+    patience: timedelta = timedelta(seconds=30)
+    timeout: timedelta = timedelta(minutes=5)
+    powersgd_rank: int = 4
+    outer_every: int = 100
+    outer_lr: float = 0.7
+    outer_momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        _check_choice("codec", self.codec, get_args(Codec))
+        _check_choice("strategy", self.strategy, get_args(Strategy))
+        _check_choice("overlap", self.overlap, get_args(Overlap))
+        if not isinstance(self.deterministic, bool):
+            raise TypeError(f"deterministic: expected True or False, got {self.deterministic!r}")
+        _check_positive("bucket_mb", self.bucket_mb)
+        for name in ("patience", "timeout"):
+            value = getattr(self, name)
+            if not isinstance(value, timedelta):
+                raise TypeError(
+                    f"{name}: expected a datetime.timedelta, got {type(value).__name__}"
+                )
+            _check_positive(name, value.total_seconds())
+        for name in ("powersgd_rank", "outer_every"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name}: expected a whole number of at least 1, got {value!r}")
+        _check_positive("outer_lr", self.outer_lr)
+        if not 0.0 <= self.outer_momentum < 1.0:
+            raise ValueError(
+                f"outer_momentum: expected a number in [0, 1), got {self.outer_momentum!r}"
+            )
+
+    @property
+    def bucket_bytes(self) -> int:
+        return max(1, int(self.bucket_mb * _MIB))
+
+    def described(self) -> dict[str, Any]:
+        """What all ranks must have alike."""
+        return {
+            "codec": self.codec,
+            "strategy": self.strategy,
+            "overlap": self.overlap,
+            "bucket_mb": self.bucket_mb,
+            "powersgd_rank": self.powersgd_rank,
+            "outer": [self.outer_every, self.outer_lr, self.outer_momentum],
+        }
+
+
+def _check_choice(name: str, given: Any, choices: tuple[str, ...]) -> None:
+    if given not in choices:
+        raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {given!r}")
+
+
+def _check_positive(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        raise ValueError(f"{name}: expected a positive number, got {value!r}")
