@@ -12,19 +12,24 @@ namespace {
 
 namespace py = pybind11;
 
-struct MeasureResult {
-  double norm = 0.0;               // of the gradients as they lie in memory
-  std::int64_t num_nonfinite = 0;  // elements
-  std::string first_nonfinite_name;
-  std::int64_t num_hot = 0;
-};
-
 using Table = StateTable<OptimizerTable>;
 
 MeasureResult measure(Table& table) {
   const py::gil_scoped_release release;
-  const Measure& measured = table.measure();
-  return {measured.norm(), measured.num_nonfinite(), table.first_nonfinite_name(), table.num_hot()};
+  (void)table.measure();
+  return table.measure_result();
+}
+
+void sweep_part(Table& table, const std::vector<std::size_t>& parameter_idx,
+                const std::vector<GroupTuple>& groups, double gradient_multiplier,
+                bool wants_changes) {
+  const py::gil_scoped_release release;
+  table.sweep_part(parameter_idx, group_options(groups), gradient_multiplier, wants_changes);
+}
+
+MeasureResult end_parts(Table& table) {
+  const py::gil_scoped_release release;
+  return table.end_parts();
 }
 
 void sweep(Table& table, const std::vector<GroupTuple>& groups, double gradient_multiplier,
@@ -83,6 +88,16 @@ void register_optimizer(py::module_& module) {
       .def("measure", &measure)
       .def("sweep", &sweep, py::arg("groups"), py::arg("gradient_multiplier"),
            py::arg("wants_changes") = false)
+      .def("sweep_part", &sweep_part, py::arg("parameter_idx"), py::arg("groups"),
+           py::arg("gradient_multiplier"), py::arg("wants_changes") = false)
+      .def("end_parts", &end_parts)
+      .def("take_gradients",
+           [](Table& self, const std::vector<std::optional<at::Tensor>>& gradients) {
+             std::vector<at::Tensor> given;
+             for (const auto& gradient : gradients)
+               given.push_back(gradient.value_or(at::Tensor()));
+             self.parameters().take_gradients(std::move(given));
+           })
       .def(
           "statistics", [](const Table& self) { return columns_of(self.statistics()); },
           "Columns over the parameters that the last step went over, by name.")

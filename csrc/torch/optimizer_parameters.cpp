@@ -104,10 +104,16 @@ void OptimizerParameters::check_unchanged(const at::Tensor& parameter, const Ent
   }
 }
 
+at::Tensor OptimizerParameters::gradient_of(std::size_t idx) const {
+  if (idx < given_.size() && given_[idx].defined()) return given_[idx];
+  if (sums_ != nullptr && sums_->holds(idx)) return sums_->sum(idx);
+  return parameters_[idx].grad();
+}
+
 bool OptimizerParameters::take_gradient(std::size_t idx) {
   const at::Tensor& parameter = parameters_[idx];
   const Entry& entry = entries_[idx];
-  at::Tensor gradient = sums_ != nullptr && sums_->holds(idx) ? sums_->sum(idx) : parameter.grad();
+  at::Tensor gradient = gradient_of(idx);
   if (!gradient.defined()) return true;
   check_gradient(parameter, gradient, entry.name);
   check_unchanged(parameter, entry);

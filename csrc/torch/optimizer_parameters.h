@@ -97,6 +97,8 @@ class OptimizerParameters {
   std::int64_t collect_some(std::span<const std::size_t> parameter_idx);
   // From now on gradients are these sums, where they hold the parameter. May be null.
   void take_sums(const GradientArena* sums) { sums_ = sums; }
+  // From now on these are the gradients, where they are defined; by parameter, or empty.
+  void take_gradients(std::vector<at::Tensor> gradients) { given_ = std::move(gradients); }
   [[nodiscard]] const std::vector<Collected>& collected() const { return collected_; }
   // Indices (over all groups, in order of addition) of collected parameters that have no state yet.
   [[nodiscard]] std::vector<std::int64_t> missing_state() const;
@@ -153,6 +155,9 @@ class OptimizerParameters {
   std::vector<WriteBack> write_backs_;
   std::vector<const void*> checked_memory_;
   const GradientArena* sums_ = nullptr;
+  std::vector<at::Tensor> given_;
+
+  [[nodiscard]] at::Tensor gradient_of(std::size_t idx) const;
 };
 
 }  // namespace tradewind

@@ -85,6 +85,10 @@ const Measure& OptimizerTable::measure() {
   return measure_;
 }
 
+MeasureResult OptimizerTable::measure_result() const {
+  return {measure_.norm(), measure_.num_nonfinite(), first_nonfinite_name(), num_hot_};
+}
+
 std::string OptimizerTable::first_nonfinite_name() const {
   const std::int64_t slot = measure_.first_nonfinite_slot();
   if (slot < 0) return "";
@@ -148,6 +152,31 @@ void OptimizerTable::sweep(const std::vector<GroupOptions>& groups, double gradi
   }
   parameters_.finish_update();
   slots_.clear();
+}
+
+void OptimizerTable::sweep_part(std::span<const std::size_t> parameter_idx,
+                                const std::vector<GroupOptions>& groups, double gradient_multiplier,
+                                bool wants_changes) {
+  if (collect_some(parameter_idx) == OptimizerParameters::kNoLongerFits) {
+    fail(ErrorKind::kBadState, "a parameter's shape or strides changed before its update");
+  }
+  sweep(groups, gradient_multiplier, wants_changes);
+  parts_.insert(parts_.end(), statistics_.begin(), statistics_.end());
+}
+
+MeasureResult OptimizerTable::end_parts() {
+  (void)collect();
+  (void)measure();
+  MeasureResult measured = measure_result();
+  skip();
+  std::vector<SlotChange> changes(parameters_.size());
+  for (const ParameterStatistics& part : std::exchange(parts_, {})) {
+    changes[static_cast<std::size_t>(part.parameter_idx)] = part.change;
+  }
+  for (ParameterStatistics& whole : statistics_) {
+    whole.change = changes[static_cast<std::size_t>(whole.parameter_idx)];
+  }
+  return measured;
 }
 
 void OptimizerTable::skip() {

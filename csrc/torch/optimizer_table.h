@@ -23,6 +23,14 @@ namespace tradewind {
 
 class BackwardUpdate;
 
+// What a step's gradients are like, as they lie in memory.
+struct MeasureResult {
+  double norm = 0.0;
+  std::int64_t num_nonfinite = 0;  // elements
+  std::string first_nonfinite_name;
+  std::int64_t num_hot = 0;
+};
+
 class OptimizerTable {
  public:
   explicit OptimizerTable(const StorageOptions& storage = {});
@@ -42,7 +50,7 @@ class OptimizerTable {
   std::int64_t collect_some(std::span<const std::size_t> parameter_idx);
   // Measures what collect() took, from hot sums where they still hold.
   const Measure& measure();
-  [[nodiscard]] std::int64_t num_hot() const { return num_hot_; }
+  [[nodiscard]] MeasureResult measure_result() const;
   // The first parameter with a NaN or infinite gradient after measure(); empty if there is none.
   [[nodiscard]] std::string first_nonfinite_name() const;
 
@@ -50,6 +58,13 @@ class OptimizerTable {
   // NaN or too few.
   void sweep(const std::vector<GroupOptions>& groups, double gradient_multiplier,
              bool wants_changes = false);
+  // A step in parts, in place of collect() to sweep(): each part's parameters are swept once their
+  // gradients are there, which stay until end_parts(). The measure and statistics() are then those
+  // of the whole step.
+  void sweep_part(std::span<const std::size_t> parameter_idx,
+                  const std::vector<GroupOptions>& groups, double gradient_multiplier,
+                  bool wants_changes);
+  MeasureResult end_parts();
   // In place of a sweep: the step is vetoed. statistics() then know the gradients alone.
   void skip();
   // What the last collect(), measure() and sweep() say of each parameter that had a gradient.
@@ -93,6 +108,7 @@ class OptimizerTable {
   Sweep sweep_;
   bool has_measure_ = false;
   std::vector<ParameterStatistics> statistics_;
+  std::vector<ParameterStatistics> parts_;
   std::int64_t num_hot_ = 0;
   OnGradient on_gradient_ = OnGradient::kMeasure;
   bool measures_hot_ = true;

@@ -170,6 +170,12 @@ SharedGradients::~SharedGradients() = default;
 
 void SharedGradients::arrive(std::size_t idx) {
   const std::scoped_lock lock(mutex_);
+  if (is_deferred_) {
+    fail(ErrorKind::kBadState,
+         "a backward began while the update before it waits for its sums; call "
+         "engine.backward(loss) or engine.step(loss) in place of loss.backward(), or "
+         "engine.settle() before it");
+  }
   if (options_.settles_itself) open_backward(is_syncing_);
   is_used_[idx] = 1;
   if (options_.sums_microbatches) {
@@ -496,10 +502,25 @@ void SharedGradients::assign(std::size_t idx) {
   }
 }
 
-void SharedGradients::settle_bucket(std::int32_t bucket_idx) {
+bool SharedGradients::is_mean_final() {
   read_facts();
-  exchange_->wait(bucket_idx);
-  for (const std::int64_t idx : parameters_of(bucket_idx)) assign(static_cast<std::size_t>(idx));
+  return num_present_ == num_contributors_;
+}
+
+void SharedGradients::assign_gradients() {
+  read_facts();
+  for (const std::size_t idx : parameter_of_) assign(idx);
+}
+
+void SharedGradients::settle_bucket(std::int32_t bucket_idx) { exchange_->wait(bucket_idx); }
+
+void SharedGradients::scale(double factor) {
+  const c10::AutoGradMode no_grad(false);
+  for (const std::size_t idx : parameter_of_) {
+    const at::Tensor gradient = parameters_[idx].grad();
+    if (options_.sums_microbatches && is_taken_[idx] != 0) views_[idx].mul_(factor);
+    if (!options_.sums_microbatches && gradient.defined()) gradient.mul_(factor);
+  }
 }
 
 // Ranks that ran out of data unannounced were counted in.
@@ -559,6 +580,7 @@ void SharedGradients::publish_measures() {
 }
 
 void SharedGradients::take_measures() {
+  exchange_->wait_summed();  // this rank's own blocks
   for (int peer = 0; peer < plan_.world_size(); ++peer) {
     const std::byte* bytes = exchange_->published(kMeasuresChannel, peer).data();
     if (peer == rank_) continue;

@@ -92,8 +92,16 @@ class SharedGradients {
   // The bucket of a parameter; -1 for frozen ones.
   [[nodiscard]] std::int32_t bucket_of(std::size_t idx) const;
   [[nodiscard]] std::vector<std::int64_t> parameters_of(std::int32_t bucket_idx) const;
-  // One bucket's means, and their `.grad`.
+  // Whether means are as they arrive: every rank that was counted took part.
+  bool is_mean_final();
+  // `.grad` of every parameter is where its mean will be.
+  void assign_gradients();
+  // Waits for one bucket's means.
   void settle_bucket(std::int32_t bucket_idx);
+  // While an update waits for its means, no other backward may arrive.
+  void set_deferred(bool is_deferred) { is_deferred_ = is_deferred; }
+  // Multiplies what this rank has summed of an unfinished round.
+  void scale(double factor);
   // Gives the means' measures to `hot`, as if they had been taken there; `hot_idx_of` a parameter
   // is its index there, or -1.
   void give_measures(HotMeasure& hot, const std::vector<std::int64_t>& hot_idx_of);
@@ -142,6 +150,7 @@ class SharedGradients {
   bool is_backward_open_ = false;
   bool is_begun_ = false;
   bool is_finished_ = false;
+  bool is_deferred_ = false;
   std::int64_t num_microbatches_ = 0;  // before this one, since the last round
   std::vector<std::uint8_t> is_used_, is_taken_, is_assigned_;  // by parameter
   std::vector<std::int32_t> num_arrived_, num_expected_;

@@ -16,12 +16,13 @@ import torch
 
 from tradewind.engine.adoption import AdoptedModel, check_adoptable, named_parameters
 from tradewind.engine.graph import CudaGraphs, GraphedForward, GraphedStep, Graphs
+from tradewind.engine.late_update import LateOutcome
 from tradewind.engine.loop import run_batches
 from tradewind.engine.loss_scale import LossScale, LossScaleState
 from tradewind.engine.options import (
     adopt_options,
     check_built,
-    check_place,
+    check_shareable,
     describe,
     make_optimizer,
     step_options,
@@ -33,12 +34,14 @@ from tradewind.engine.precision import (
     kept_in_float32,
     run_kept_in_float32,
 )
+from tradewind.engine.sharing import Sharing, join_ranks
 from tradewind.engine.stats import parameter_stats
 from tradewind.engine.step_result import StepResult
 from tradewind.meter import Meter
 from tradewind.optim.fused import FusedOptimizer, Orders, Outcome
 from tradewind.optim.recipe import Recipe, Selector
 from tradewind.progress import Mode
+from tradewind.share.options import Share
 from tradewind.track import Run
 
 
@@ -78,6 +81,8 @@ class Engine:
             graphs. Inputs of another shape than the first ones run without; outputs are overwritten
             by the next forward; lr becomes a tensor on the device, so that schedules reach it. A
             model that cannot be captured is an error that says what prevents it as a rule.
+        share: with how many ranks gradients are shared, and how, a `tw.Share`. `torchrun` starts
+            the ranks; the same script runs alone unchanged. Batches are sharded by rank.
         run: directory of the run's record; TRADEWIND_RUN overrides it. None keeps no record.
 
     A gradient that is NaN or infinite vetoes its update: parameters and state stay as they are, a
@@ -103,6 +108,7 @@ class Engine:
         loss_scale: LossScale | None = None,
         update: str = "after-backward",
         graph: bool = False,
+        share: Share | None = None,
         run: str | os.PathLike[str] | None = None,
         **not_built: Any,
     ) -> None:
@@ -117,7 +123,7 @@ class Engine:
             update=update,
             graph=graph,
         )
-        check_place()
+        meeting = join_ranks(share)
         named = named_parameters(model)
         for name, parameter in named:
             check_adoptable(name, parameter)
@@ -130,8 +136,15 @@ class Engine:
         # Before adoption, so that a bad recipe leaves the model alone.
         self.optimizer = make_optimizer(optimizer, named, options, model)
         kept = kept_in_float32(model, named, keep_fp32)
-        run_path = os.environ.get("TRADEWIND_RUN") or run
         config = describe(self.optimizer, options, model)
+        self._sharing: Sharing | None = None
+        if meeting is not None:
+            assert share is not None
+            check_shareable(options)
+            self._sharing = Sharing(meeting, share, named, model, config)
+        run_path = os.environ.get("TRADEWIND_RUN") or run
+        if self._sharing is not None and self._sharing.rank > 0:
+            run_path = None  # rank 0 keeps the record
         self.run: Run | None = (
             Run.open(run_path, config=config, seed=torch.initial_seed()) if run_path else None
         )
@@ -148,6 +161,7 @@ class Engine:
         self._tracked: dict[str, Any] = {}
         self._untracked_state: dict[str, Any] = {}
         self._num_microbatches = 0
+        self._has_next = True  # whether this rank takes part in another update
         self._losses: list[torch.Tensor] = []
         # Updates whose numbers a device may not have delivered yet, oldest first.
         self._awaited: deque[tuple[StepResult, Outcome, dict[str, Any]]] = deque()
@@ -179,7 +193,11 @@ class Engine:
         if conversion is not None:
             self.optimizer.start_masters(conversion.originals())
         self._handles = run_kept_in_float32(model, kept, dtype) if dtype is not None else []
-        if options.updates_in_backward:
+        if self._sharing is not None:
+            adopted = self._adopted
+            sums = options.sums_gradients
+            self._sharing.attach(adopted.parameters, adopted.names, self.optimizer, sums=sums)
+        elif options.updates_in_backward:
             self.optimizer.hook_gradients("update")
         else:
             self.optimizer.hook_gradients("sum" if options.sums_gradients else "measure")
@@ -221,6 +239,8 @@ class Engine:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model's forward in the engine's precision; 16-bit outputs come as float32."""
+        if self._sharing is not None:
+            self._sharing.before_forward()
         if torch.is_grad_enabled():
             self._begin_step()
             if self._graphed_forward is not None and self.model.training:
@@ -270,7 +290,17 @@ class Engine:
                 "engine.step() after each engine.backward(loss)"
             )
         self._prepare_hooks()
-        self._run_backward(loss)
+        sharing, syncs = self._sharing, self._num_microbatches + 1 == self.accumulate
+        if sharing is None:
+            self._run_backward(loss)
+        else:
+            sharing.before_backward(syncs=syncs)
+            try:
+                self._run_backward(loss)
+                sharing.after_backward(syncs=syncs, has_next=self._has_next)
+            except BaseException as error:
+                sharing.backward_failed(error)
+                raise
         self._num_microbatches += 1
         self._losses.append(loss.detach())
 
@@ -288,7 +318,7 @@ class Engine:
             torch.autograd.backward(loss, torch.full_like(loss, 1.0 / options.accumulate))
         else:
             torch.autograd.backward(loss)
-        if options.sums_gradients:
+        if options.sums_gradients and self._sharing is None:
             self.optimizer.native_table.sum_gradients()
 
     def step(self, loss: torch.Tensor | None = None) -> StepResult:
@@ -312,12 +342,20 @@ class Engine:
         `batches()` calls this at its end. Returns None where no microbatch waits.
         """
         self._check_open()
-        return self._update() if self._num_microbatches else None
+        if not self._num_microbatches:
+            return None
+        if self._sharing is not None and self._num_microbatches < self.accumulate:
+            multiplier = self.accumulate / self._num_microbatches
+            self._sharing.flush(multiplier, has_next=self._has_next)
+            return self._update(1.0)
+        return self._update()
 
     def settle(self) -> None:
-        """Return once every update reached the parameters. Updates are synchronous so far, so this
-        returns at once."""
+        """Return once every update reached the parameters. Where sharing overlaps with the next
+        forward, tensors that somebody holds are behind until then."""
         self._check_open()
+        if self._sharing is not None:
+            self._sharing.settle()
 
     def _take_foreign_backward(self) -> None:
         has_gradients = any(parameter.grad is not None for parameter in self._adopted.parameters)
@@ -343,25 +381,24 @@ class Engine:
         # Only the last microbatch's gradients are the update's; measuring earlier ones is wasted.
         table.set_hot(self._num_microbatches + 1 == self.accumulate)
 
-    def _update(self) -> StepResult:
+    def _update(self, multiplier: float | None = None) -> StepResult:
         self._adopted.bring_home()
+        if multiplier is None:
+            multiplier = self.accumulate / self._num_microbatches
         orders = Orders(
-            gradient_multiplier=self.accumulate / self._num_microbatches,
+            gradient_multiplier=multiplier,
             measure=True,
             veto_nonfinite=True,
             wants_changes=True,
             grad_scale=self._loss_scale.scale if self._loss_scale else None,
         )
         outcome = self._step_optimizer(orders)
-        self.optimizer.release_gradients()
-        for parameter in self._adopted.parameters:
-            parameter.grad = None
+        if not isinstance(outcome, LateOutcome):
+            self._update_ended(outcome)
         if self._graphed_forward is not None:
             self._graphed_forward.update_done()
         self.num_steps += 1
         result = StepResult(self.num_steps, self._losses, outcome)
-        if self._loss_scale is not None:
-            self._loss_scale.update(outcome.found_inf(self.device))
         self._awaited.append((result, outcome, self._row()))
         self._num_microbatches = 0
         self._losses = []
@@ -370,7 +407,18 @@ class Engine:
         self._take_numbers()
         return result
 
+    def _update_ended(self, outcome: Outcome) -> None:
+        self.optimizer.release_gradients()
+        for parameter in self._adopted.parameters:
+            parameter.grad = None
+        if self._loss_scale is not None:
+            self._loss_scale.update(outcome.found_inf(self.device))
+
     def _step_optimizer(self, orders: Orders) -> Outcome:
+        if self._sharing is not None:
+            late = self._sharing.update(orders, self._update_ended)
+            if late is not None:
+                return late
         if self._graphed_step is not None:
             return self._graphed_step(orders)
         self.optimizer.order(orders)
@@ -487,6 +535,7 @@ class Engine:
 
     def state_dict(self) -> dict[str, Any]:
         """Model, optimizer, tracked objects, step count and loss scale, for `torch.save`."""
+        self.settle()
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -513,6 +562,7 @@ class Engine:
                 f"state_dict: has no state for the tracked {', '.join(missing)}; it holds "
                 f"{sorted(state_dict['tracked'])}"
             )
+        self.settle()
         self.model.load_state_dict(state_dict["model"])
         self.optimizer.load_state_dict(state_dict["optimizer"])
         _ = self.optimizer.native_table  # masters meet their parameters before the next forward
@@ -543,6 +593,7 @@ class Engine:
         if self.run is None:
             return {}
         row: dict[str, Any] = {
+            **({"share_wait_s": self._sharing.waited_s()} if self._sharing else {}),
             "lr": self.optimizer.param_groups[0]["lr"],
             "step_s": times.step_s,
             "wait_s": times.wait_s,
@@ -572,12 +623,17 @@ class Engine:
             return
         self._closed = True
         try:
+            if self._sharing is not None:
+                self._sharing.settle()
             self._take_numbers(wait=True)
         finally:
             self._let_go()
 
     def _let_go(self) -> None:
         self.optimizer.native_table.remove_hooks()
+        if self._sharing is not None:
+            self._sharing.close()
+            self._sharing = None
         self._adopted.release()
         for handle in self._handles:
             handle.remove()

@@ -12,11 +12,9 @@ from tradewind.engine.loss_scale import LossScale
 from tradewind.engine.precision import PRECISIONS, Precision
 from tradewind.optim.fused import FusedOptimizer, Masters, StateDtype, check_range
 from tradewind.optim.recipe import Recipe
-from tradewind.place import place
 
 # Options of the design whose engines are not in this version, with the value that means "off".
 _NOT_BUILT: dict[str, Any] = {
-    "share": None,
     "checkpoint": None,
     "watch": None,
     "resume": "auto",
@@ -141,12 +139,16 @@ def _check_choice(name: str, given: Any, choices: tuple[str, ...]) -> None:
         raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {given!r}")
 
 
-def check_place() -> None:
-    here = place()
-    if here.world_size > 1:
+def check_shareable(options: StepOptions) -> None:
+    """Raise ValueError for options that work on one rank alone."""
+    if options.updates_in_backward:
+        raise ValueError(
+            "update='in-backward' steps each parameter before other ranks' gradients are there; "
+            "leave it out, or leave out share="
+        )
+    if options.graph:
         raise NotImplementedError(
-            f"Engine over {here.world_size} processes is not built yet: each would train alone; "
-            "start one process"
+            "graph=True with share= is not built yet; leave one of the two out"
         )
 
 

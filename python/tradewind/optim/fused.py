@@ -16,12 +16,13 @@ from torch.optim.optimizer import Optimizer, ParamsT
 
 from tradewind._core import native
 from tradewind.optim import cuda
+from tradewind.optim.deferred import DeferredUpdate
 from tradewind.optim.stored_state import master_values, state_values
 
 Measuring = Literal["step", "backward"]
 Masters = Literal["fp32", "split"]
 StateDtype = Literal["fp32", "bf16", "8bit"]
-OnGradient = Literal["measure", "sum", "update"]
+OnGradient = Literal["measure", "sum", "update", "shared"]
 
 
 def check_range(
@@ -533,8 +534,9 @@ class FusedOptimizer(Optimizer):
 
     def hook_gradients(self, action: OnGradient) -> None:
         """What happens to a gradient in backward as soon as it is there: it is measured while it is
-        in cache ("measure"), 16-bit ones are summed in float32 too ("sum"), or its parameter is
-        stepped ("update", between `begin_backward_update()` and `step()`)."""
+        in cache ("measure"), 16-bit ones are summed in float32 too ("sum"), its parameter is
+        stepped ("update", between `begin_backward_update()` and `step()`), or nothing, as whoever
+        shares it brings its measure ("shared")."""
         self._on_gradient = action
         self._table = None
         self._current_table()
@@ -549,6 +551,12 @@ class FusedOptimizer(Optimizer):
             table.begin_backward_update(groups, self.param_groups, wants_changes=wants_changes)
         else:
             table.begin_backward_update(groups, wants_changes)
+
+    def defer(self, orders: Orders) -> DeferredUpdate:
+        """Begin an update that is applied in parts, in place of `step()`, with today's options.
+        Raises as `step()` does, before anything is touched."""
+        self._outcome = Outcome()
+        return DeferredUpdate(self, orders, self._outcome)
 
     def step_key(self, orders: Orders) -> tuple[Any, ...]:
         """Equal for two steps that queue the same work on the same memory, so that a CUDA graph of

@@ -1,0 +1,145 @@
+"""An update whose sums are still under way when `Engine.step` returns: each bucket's part is
+applied when the next forward first needs it, the rest when that forward ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+
+from tradewind._core import native
+from tradewind.optim.deferred import DeferredUpdate
+from tradewind.optim.fused import Outcome
+
+
+class LateUpdate:
+    """One round of shared gradients on its way to the parameters. One thread: the step's."""
+
+    def __init__(
+        self,
+        shared: native.SharedGradients,
+        deferred: DeferredUpdate,
+        table_indices: Sequence[int],
+        give_measures: Callable[[], None],
+        on_end: Callable[[Outcome], None],
+    ) -> None:
+        self._shared = shared
+        self._deferred = deferred
+        self._table_indices = table_indices  # by parameter; -1: the optimizer does not have it
+        self._give_measures = give_measures
+        self._on_end = on_end
+        self._open = dict.fromkeys(range(shared.num_buckets()))
+        self._is_decided = False
+        self.is_over = False
+        self.outcome = LateOutcome(deferred.outcome, self.finish)
+        shared.set_deferred(True)
+
+    def need(self, buckets: Iterable[int]) -> None:
+        """Apply these buckets' parts now, waiting for their sums."""
+        for bucket in buckets:
+            if bucket not in self._open or self.is_over:
+                continue
+            self._decide()
+            if bucket in self._open:
+                self._apply(bucket)
+
+    def _decide(self) -> None:
+        """Whether and with which clip factor the update is applied: the same on every rank."""
+        if self._is_decided:
+            return
+        shared = self._shared
+        vetoed = bool(shared.nonfinite())
+        if vetoed or not shared.is_mean_final():
+            shared.settle()
+        else:
+            shared.assign_gradients()
+        self._is_decided = True
+        if vetoed:
+            self._give_measures()
+            self._open.clear()
+            self._end(self._deferred.veto())
+        elif self._deferred.clips:
+            self._give_measures()
+            self._deferred.measure()
+
+    def _apply(self, bucket: int) -> None:
+        self._shared.settle_bucket(bucket)
+        del self._open[bucket]
+        indices = [self._table_indices[i] for i in self._shared.parameters_of(bucket)]
+        self._deferred.apply([index for index in indices if index >= 0])
+
+    def finish(self) -> None:
+        """Apply what is left."""
+        if self.is_over:
+            return
+        self._decide()
+        if self.is_over:
+            return
+        for bucket in list(self._open):
+            self._apply(bucket)
+        self._shared.settle()
+        self._give_measures()
+        self._end(self._deferred.end())
+
+    def _end(self, outcome: Outcome) -> None:
+        self.is_over = True
+        self._shared.set_deferred(False)
+        self._on_end(outcome)
+
+
+class LateOutcome(Outcome):
+    """The outcome of a late update; reading a number applies what is left of it."""
+
+    def __init__(self, outcome: Outcome, finish: Callable[[], None]) -> None:
+        self._inner = outcome
+        self._finish = finish
+        self._is_over = False
+
+    def over(self) -> None:
+        self._is_over = True
+        self._finish = _nothing
+
+    def is_ready(self) -> bool:
+        return self._is_over
+
+    def found_inf(self, device: torch.device) -> torch.Tensor:
+        return self._read().found_inf(device)
+
+    def _read(self) -> Outcome:
+        self._finish()
+        return self._inner
+
+    @property
+    def norm(self) -> float | torch.Tensor | None:  # type: ignore[override]
+        return self._read().norm
+
+    @property
+    def clip_factor(self) -> float:  # type: ignore[override]
+        return self._read().clip_factor
+
+    @property
+    def applied(self) -> bool:  # type: ignore[override]
+        return self._read().applied
+
+    @property
+    def num_nonfinite(self) -> int:  # type: ignore[override]
+        return self._read().num_nonfinite
+
+    @property
+    def first_nonfinite_name(self) -> str:  # type: ignore[override]
+        return self._read().first_nonfinite_name
+
+    @property
+    def num_hot(self) -> int:  # type: ignore[override]
+        return self._read().num_hot
+
+    @property
+    def num_withheld(self) -> int:  # type: ignore[override]
+        return 0
+
+    @property
+    def gradient_multiplier(self) -> float:  # type: ignore[override]
+        return self._inner.gradient_multiplier
+
+
+def _nothing() -> None: ...

@@ -1,0 +1,367 @@
+"""How an Engine shares its gradients: the process group, the agreement of ranks, when buckets are
+settled, and which overlap is the faster."""
+
+from __future__ import annotations
+
+import statistics
+import time
+import weakref
+from collections.abc import Sequence
+from functools import wraps
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tradewind.engine.late_update import LateUpdate
+from tradewind.engine.readers import ReaderRecord
+from tradewind.optim.fused import FusedOptimizer, Orders, Outcome
+from tradewind.place import place
+from tradewind.share.gradient_sharing import describe, make_native
+from tradewind.share.options import Share
+from tradewind.share.rendezvous import Meeting, check_alive, meet
+
+Named = Sequence[tuple[str, torch.nn.Parameter]]
+
+_BROADCAST_BYTES = 250 * 1024 * 1024  # as DistributedDataParallel
+_RECORDED_FORWARDS = 2
+_TRIAL_STEPS = 6  # of each overlap; the first ones warm up
+
+
+def join_ranks(share: Share | None) -> Meeting | None:
+    """The ranks to share with; None where this process trains alone.
+
+    Starts torch.distributed (Gloo) where torchrun started this process and nobody else did.
+    """
+    here = place()
+    if share is None:
+        if here.world_size > 1:
+            raise ValueError(
+                f"Engine over {here.world_size} processes: each would train alone; pass "
+                "share=tw.Share(), or start one process"
+            )
+        return None
+    if not isinstance(share, Share):
+        raise TypeError(f"share: expected a tw.Share, got {type(share).__name__}")
+    if here.world_size > 1 and not dist.is_initialized():
+        dist.init_process_group("gloo")
+    meeting = meet(share.process_group, share.timeout)
+    return meeting if meeting.size > 1 else None
+
+
+class Sharing:
+    """What an Engine with more than one rank has. Made before the model is adopted."""
+
+    def __init__(
+        self, meeting: Meeting, share: Share, named: Named, model: torch.nn.Module, config: Any
+    ) -> None:
+        for name, parameter in named:
+            if parameter.device.type != "cpu":
+                raise NotImplementedError(
+                    f"parameter {name!r}: is on {parameter.device}; sharing gradients is built "
+                    "for the CPU so far"
+                )
+        self._meeting = meeting
+        self._share = share
+        self._model = model
+        meeting.check_agreement({**describe(named, share), "engine": config})
+        self._broadcast([*(p.detach() for _, p in named), *model.buffers()])
+        self._late: LateUpdate | None = None
+        self._waited_s = 0.0
+
+    def attach(
+        self,
+        parameters: Sequence[torch.Tensor],
+        names: Sequence[str],
+        optimizer: FusedOptimizer,
+        *,
+        sums: bool,
+    ) -> None:
+        """Once the parameters lie where they stay."""
+        self._parameters = list(parameters)
+        self._optimizer = optimizer
+        self._sums = sums
+        self.shared = make_native(
+            self._meeting,
+            list(zip(names, parameters, strict=True)),
+            self._share,
+            sums_microbatches=sums,
+            measures=True,
+        )
+        optimizer.hook_gradients("shared")
+        self._table: Any = None
+        self._handles: list[Any] = []
+        self._schedule = _Schedule(self, self._share.overlap)
+
+    @property
+    def rank(self) -> int:
+        return self._meeting.rank
+
+    @property
+    def size(self) -> int:
+        return self._meeting.size
+
+    def _broadcast(self, tensors: list[torch.Tensor]) -> None:
+        if tensors:
+            with torch.no_grad():
+                dist._broadcast_coalesced(self._meeting.group, tensors, _BROADCAST_BYTES, 0)
+
+    # --- forward and backward ---------------------------------------------------------------------
+
+    def before_forward(self) -> None:
+        check_alive(self._meeting.group)
+        self.shared.tell("forward")
+        if self._model.training:
+            self._broadcast([buffer.detach() for buffer in self._model.buffers()])
+
+    def before_backward(self, *, syncs: bool) -> None:
+        self.settle()
+        self.shared.set_syncing(syncs)
+        self.shared.install_hooks()
+        self.shared.tell("backward")
+
+    def after_backward(self, *, syncs: bool, has_next: bool) -> None:
+        if syncs:
+            self.shared.finish_backward(has_next)
+        else:
+            self.shared.end_microbatch()
+
+    def backward_failed(self, error: BaseException) -> None:
+        """The other ranks learn why within moments, instead of waiting."""
+        text = str(error).splitlines()
+        self.shared.abandon(
+            f"rank {self.rank} raised {type(error).__name__} in backward: {text[0] if text else ''}"
+        )
+
+    def flush(self, multiplier: float, *, has_next: bool) -> None:
+        """Share microbatches whose last one did not know that it was the last."""
+        self.settle()
+        self.shared.set_syncing(True)
+        if multiplier != 1.0:
+            self.shared.scale(multiplier)
+        self.shared.finish_backward(has_next)
+
+    def shadow_rounds(self) -> None:
+        """This rank has no data left: take part until no rank has."""
+        self.settle()
+        while self.shared.num_contributors_next() > 0:
+            self.shared.shadow_round(False)
+            self.shared.settle()
+
+    # --- the update -------------------------------------------------------------------------------
+
+    def update(self, orders: Orders, on_end: Any) -> Outcome | None:
+        """Begin a late update, or, where this round is settled at once, return None once `.grad`
+        holds the means and their measures are known."""
+        table = self._optimizer.native_table
+        if table is not self._table:
+            self._bind(table)
+        self.shared.tell("step")
+        if self._schedule.is_late():
+            late = LateUpdate(
+                self.shared,
+                self._optimizer.defer(orders),
+                self._table_indices,
+                self._give_measures,
+                on_end,
+            )
+            self._late = late
+            late.need(self._schedule.buckets_of_nobody)
+            return late.outcome
+        self.shared.settle()
+        self._give_measures()
+        return None
+
+    def _bind(self, table: Any) -> None:
+        index_of = {id(p): i for i, p in enumerate(self._optimizer._table_parameters)}
+        self._table_indices = [index_of.get(id(p), -1) for p in self._parameters]
+        if self._sums:
+            means: list[torch.Tensor | None] = [None] * len(index_of)
+            for index, table_index in enumerate(self._table_indices):
+                if table_index >= 0:
+                    means[table_index] = self.shared.mean(index)
+            table.take_gradients(means)
+        self._table = table
+
+    def _give_measures(self) -> None:
+        self.shared.give_measures(self._table, self._table_indices)
+
+    def need(self, buckets: Sequence[int]) -> None:
+        if self._late is not None:
+            self._late.need(buckets)
+
+    def settle(self) -> None:
+        """Return once every update reached the parameters."""
+        late, self._late = self._late, None
+        if late is not None:
+            late.finish()
+            late.outcome.over()
+
+    def waited_s(self) -> float:
+        """Seconds that the step's thread waited for other ranks since this was asked last."""
+        total = self.shared.statistics().waited_s
+        waited, self._waited_s = total - self._waited_s, total
+        return float(waited)
+
+    def close(self) -> None:
+        self._schedule.close()
+        self.shared.remove_hooks()
+
+
+class _Schedule:
+    """When buckets are settled: in `step`, or when the next forward needs them."""
+
+    def __init__(self, sharing: Sharing, overlap: str) -> None:
+        self._sharing = sharing
+        self._overlap = overlap
+        self._model = sharing._model
+        self._record = ReaderRecord(self._model, sharing._parameters)
+        self._is_ready = False  # for late updates
+        self.buckets_of_nobody: list[int] = []
+        self._gates: list[Any] = []
+        self._modes: tuple[bool, ...] = ()
+        self._trial: _Trial | None = _Trial() if overlap == "auto" else None
+        self._handles: list[Any] = []
+        if overlap != "backward" and not _is_compiled(self._model):
+            model = self._model
+            self._handles.append(model.register_forward_pre_hook(self._before, prepend=True))
+            self._handles.append(model.register_forward_hook(self._after, always_call=True))
+            self._handles.append(model.register_state_dict_pre_hook(_drain_before_state))
+            _drain_on_parameters(model, sharing)
+
+    def is_late(self) -> bool:
+        if not self._is_ready:
+            return False
+        if self._trial is not None:
+            return self._trial.is_late()
+        return True
+
+    def _before(self, model: torch.nn.Module, _inputs: Any) -> None:
+        sharing = self._sharing
+        if not self._is_ready:
+            if model.training and torch.is_grad_enabled():
+                self._record.begin()
+            return
+        if self._trial is not None and torch.is_grad_enabled():
+            self._trial.step_begins()
+        # Another path through the model than the recorded ones may read what no gate guards.
+        if not torch.is_grad_enabled() or self._modes_now() != self._modes:
+            sharing.settle()
+
+    def _after(self, model: torch.nn.Module, _inputs: Any, _outputs: Any) -> None:
+        if not self._is_ready:
+            self._record.end()
+            if self._record.num_forwards >= _RECORDED_FORWARDS:
+                self._make_gates()
+            return
+        self._sharing.settle()
+
+    def _modes_now(self) -> tuple[bool, ...]:
+        return tuple(module.training for module in self._model.modules())
+
+    def _make_gates(self) -> None:
+        shared = self._sharing.shared
+        shared.set_forward_order(self._record.order)
+        readers = self._record.readers
+        needs: dict[torch.nn.Module, set[int]] = {}
+        unknown: set[int] = set()
+        for index in range(len(self._sharing._parameters)):
+            bucket = shared.bucket_of(index)
+            if bucket < 0:
+                continue
+            if index not in readers:
+                unknown.add(bucket)
+            for module in readers.get(index, ()):
+                needs.setdefault(module, set()).add(bucket)
+        for module, buckets in needs.items():
+            gate = _Gate(self._sharing, sorted(buckets - unknown))
+            self._gates.append(module.register_forward_pre_hook(gate, prepend=True))
+        self.buckets_of_nobody = sorted(unknown)
+        self._modes = self._modes_now()
+        self._is_ready = True
+
+    def close(self) -> None:
+        for handle in (*self._handles, *self._gates):
+            handle.remove()
+        _lazy_models.pop(self._model, None)
+
+
+class _Gate:
+    def __init__(self, sharing: Sharing, buckets: Sequence[int]) -> None:
+        self._sharing = sharing
+        self._buckets = buckets
+
+    def __call__(self, _module: torch.nn.Module, _inputs: Any) -> None:
+        self._sharing.need(self._buckets)
+
+
+class _Trial:
+    """Measures steps of either kind, on this rank: which one a rank takes is its own affair."""
+
+    def __init__(self) -> None:
+        self._times: dict[bool, list[float]] = {True: [], False: []}
+        self._last: float | None = None
+        self._num_steps = 0
+        self._chosen: bool | None = None
+
+    def is_late(self) -> bool:
+        if self._chosen is not None:
+            return self._chosen
+        return (self._num_steps // _TRIAL_STEPS) % 2 == 0
+
+    def step_begins(self) -> None:
+        if self._chosen is not None:
+            return
+        now = time.perf_counter()
+        if self._last is not None:
+            place_in_trial = self._num_steps % _TRIAL_STEPS
+            if place_in_trial > 1:  # the first ones carry the other kind's remains
+                self._times[self.is_late()].append(now - self._last)
+            self._num_steps += 1
+            if self._num_steps == 2 * _TRIAL_STEPS:
+                late, synchronous = (statistics.median(self._times[k]) for k in (True, False))
+                self._chosen = late <= synchronous
+        self._last = now
+
+
+# Models whose parameters may be behind: who asks for all parameters at once gets them up to date.
+_lazy_models: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Sharing]] = (
+    weakref.WeakKeyDictionary()
+)
+_patched = False
+
+
+def _drain(model: torch.nn.Module) -> None:
+    reference = _lazy_models.get(model)
+    sharing = reference() if reference is not None else None
+    if sharing is not None:
+        sharing.settle()
+
+
+def _drain_before_state(model: torch.nn.Module, _prefix: str, _keep_vars: bool) -> None:
+    _drain(model)
+
+
+def _drain_on_parameters(model: torch.nn.Module, sharing: Sharing) -> None:
+    """`model.parameters()` and the like settle first: torch has no hook for them."""
+    global _patched
+    _lazy_models[model] = weakref.ref(sharing)
+    if _patched:
+        return
+    _patched = True
+    original = torch.nn.Module._named_members
+
+    @wraps(original)
+    def settle_first(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if _lazy_models:
+            _drain(self)
+        return original(self, *args, **kwargs)
+
+    torch.nn.Module._named_members = settle_first  # type: ignore[method-assign]
+
+
+def _is_compiled(model: torch.nn.Module) -> bool:
+    return any(
+        type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
+        for module in model.modules()
+    )
