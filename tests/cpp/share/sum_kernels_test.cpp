@@ -51,7 +51,7 @@ struct Parts {
   }
 };
 
-constexpr double kDivisors[] = {1.0, 2.0, 3.0, 7.0};
+constexpr double kDivisors[] = {2.0, 3.0, 7.0};
 
 class SumKernels : public testing::TestWithParam<std::tuple<std::string_view, Codec>> {
  protected:
@@ -93,15 +93,16 @@ TEST_P(SumKernels, AgreeWithAdditionsInOrderAtEveryLength) {
   for_dtypes([&]<class Type>() {
     for (const std::size_t length : share_lengths()) {
       for (const std::size_t num_parts : {1U, 2U, 3U, 8U}) {
-        const double divisor = kDivisors[(length + num_parts) % 4];
         const Parts<Type> parts(codec(), num_parts, length, kSamples[length % 5], is_third);
-        FencedArray<typename Type::Stored> out(length);
-        run(parts, length, divisor, out.data());
-        EXPECT_TRUE(out.guards_are_intact());
-        expect_sum(parts, divisor, out.values(),
-                   std::string(dtype_name(Type::kDType)) + ", length " + std::to_string(length) +
-                       " of " + std::to_string(num_parts));
-        if (HasFatalFailure()) return;
+        for (const double divisor : {1.0, kDivisors[length % 3]}) {
+          FencedArray<typename Type::Stored> out(length);
+          run(parts, length, divisor, out.data());
+          EXPECT_TRUE(out.guards_are_intact());
+          expect_sum(parts, divisor, out.values(),
+                     std::string(dtype_name(Type::kDType)) + ", length " + std::to_string(length) +
+                         " of " + std::to_string(num_parts));
+          if (HasFatalFailure()) return;
+        }
       }
     }
   });
