@@ -8,9 +8,6 @@
 #include <cstdint>
 #include <cstring>
 
-#include "step/format.h"
-#include "step/lanes.h"
-
 #if defined(__CUDACC__)
 #define TRADEWIND_UNROLL _Pragma("unroll")
 #else
@@ -21,7 +18,6 @@ namespace tradewind::cuda {
 
 inline constexpr unsigned kWholeWarp = 0xFFFFFFFFU;
 inline constexpr int kWarpThreads = 32;
-static_assert(kWarpThreads == kLanes, "a lane of the sums is a thread of a warp");
 
 // Elements of arrays are read and written by these alone: the emulation counts their bytes and
 // checks their alignment. Pointers from a table in memory could point anywhere, for all that nvcc

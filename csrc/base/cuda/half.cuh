@@ -2,7 +2,7 @@
 // the host. Both round to nearest even.
 #pragma once
 
-#include "step/cuda/device.cuh"
+#include "base/cuda/device.cuh"
 #if defined(__CUDACC__)
 #include <cuda_fp16.h>
 #endif

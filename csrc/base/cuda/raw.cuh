@@ -3,7 +3,8 @@
 // apart (column.cuh), so that the loads of all arrays are under way before the first is used.
 #pragma once
 
-#include "step/cuda/device.cuh"
+#include "base/bfloat16.h"
+#include "base/cuda/device.cuh"
 
 namespace tradewind::cuda {
 

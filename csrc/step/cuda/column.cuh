@@ -3,8 +3,9 @@
 // the CPU's Array (step/kernels_impl.h).
 #pragma once
 
-#include "step/cuda/half.cuh"
-#include "step/cuda/raw.cuh"
+#include "base/cuda/half.cuh"
+#include "base/cuda/raw.cuh"
+#include "step/format.h"
 
 namespace tradewind::cuda {
 

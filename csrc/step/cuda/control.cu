@@ -2,6 +2,7 @@
 // norm, veto, clip factor, loss scale; then, by slot, the step count and the rule's scalars.
 #include "step/cuda/place.cuh"
 #include "step/cuda/warp.cuh"
+#include "step/format.h"
 #include "step/rules/all.h"
 
 namespace tradewind::cuda {

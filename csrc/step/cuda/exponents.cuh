@@ -4,6 +4,7 @@
 
 #include "step/cuda/column.cuh"
 #include "step/cuda/warp.cuh"
+#include "step/rule.h"
 
 namespace tradewind::cuda {
 

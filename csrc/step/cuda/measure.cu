@@ -1,8 +1,10 @@
 // What gradients are like, by norm block: one warp for each block, one lane of the sum for each
 // thread. Accumulation into float32 gradients measures in the same pass.
-#include "step/cuda/half.cuh"
+#include "base/bfloat16.h"
+#include "base/cuda/half.cuh"
 #include "step/cuda/place.cuh"
 #include "step/cuda/warp.cuh"
+#include "step/format.h"
 
 namespace tradewind::cuda {
 namespace {

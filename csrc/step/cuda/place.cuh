@@ -1,7 +1,7 @@
 // Which slot a norm block belongs to, for one launch over any number of tensors.
 #pragma once
 
-#include "step/cuda/device.cuh"
+#include "base/cuda/device.cuh"
 #include "step/cuda/interface.h"
 
 namespace tradewind::cuda {

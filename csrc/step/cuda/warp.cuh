@@ -1,9 +1,12 @@
 // Sums and maxima over a warp, in the order of step/lanes.h: this thread is one of its lanes.
 #pragma once
 
-#include "step/cuda/device.cuh"
+#include "base/cuda/warp_max.cuh"
+#include "step/lanes.h"
 
 namespace tradewind::cuda {
+
+static_assert(kWarpThreads == kLanes, "a lane of the sums is a thread of a warp");
 
 // This lane's numbers of [0, count), in order: fetch(i) starts the load of number i, kInFlight of
 // them before the first is used, and take(i, fetched) uses it.
@@ -45,16 +48,6 @@ __device__ __forceinline__ T halve_warp(T sum) {
     sum += __shfl_down_sync(kWholeWarp, sum, static_cast<unsigned>(width));
   }
   return sum;
-}
-
-// In every lane.
-template <class Integer>
-__device__ __forceinline__ Integer max_of_warp(Integer value) {
-  for (int width = kLanes / 2; width > 0; width /= 2) {
-    const Integer other = __shfl_xor_sync(kWholeWarp, value, width);
-    value = value > other ? value : other;
-  }
-  return value;
 }
 
 // Magnitudes as integers: in their order NaN comes after infinity, so one maximum finds both.

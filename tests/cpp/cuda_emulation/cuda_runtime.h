@@ -1,5 +1,5 @@
 // Stands in for CUDA's header of this name where the tests compile kernels for the host: the subset
-// that csrc/step/cuda uses.
+// that the kernels under csrc use.
 #pragma once
 
 #include <cstdint>

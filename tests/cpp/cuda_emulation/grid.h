@@ -25,7 +25,7 @@ Counts& counts();
 // What went wrong since it was cleared, which stops all launches; empty where nothing has.
 std::string& failure();
 
-// --- for cuda_runtime.h and step/cuda/device.cuh ------------------------------------------------
+// --- for cuda_runtime.h and base/cuda/device.cuh ------------------------------------------------
 
 inline constexpr unsigned kWarpThreads = 32;
 inline constexpr int kLaunchFailure = 719;  // cudaErrorLaunchFailure
