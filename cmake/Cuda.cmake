@@ -25,6 +25,8 @@ if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.8)
 endif()
 set(TRADEWIND_CUDA_PYTHON True)
 add_library(tradewind_cuda SHARED
+  csrc/share/cuda/codec.cu
+  csrc/share/cuda/sum.cu
   csrc/step/cuda/combine.cu
   csrc/step/cuda/control.cu
   csrc/step/cuda/measure.cu
