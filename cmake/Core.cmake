@@ -25,8 +25,10 @@ endfunction()
 add_library(tradewind_core STATIC
   csrc/arena/layout.cpp
   csrc/arena/memory.cpp
+  csrc/base/cuda/library_file.cpp
   csrc/base/isa.cpp
   csrc/share/codec.cpp
+  csrc/share/cuda/library.cpp
   csrc/share/exchange.cpp
   csrc/share/exchange_send.cpp
   csrc/share/exchange_sum.cpp

@@ -1,4 +1,5 @@
-// Stands in for libtradewind_cuda: the same C interface, no CUDA behind it.
+// Stands in for libtradewind_cuda: the same C interfaces, no CUDA behind them.
+#include "share/cuda/interface.h"
 #include "step/cuda/interface.h"
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
@@ -8,6 +9,14 @@ EXPORTED int tradewind_cuda_interface_version(void) {
   return TRADEWIND_CUDA_INTERFACE_VERSION + 1;
 #else
   return TRADEWIND_CUDA_INTERFACE_VERSION;
+#endif
+}
+
+EXPORTED int tradewind_cuda_share_version(void) {
+#ifdef FAKE_CUDA_OTHER_VERSION
+  return TRADEWIND_CUDA_SHARE_VERSION + 1;
+#else
+  return TRADEWIND_CUDA_SHARE_VERSION;
 #endif
 }
 
@@ -39,5 +48,16 @@ EXPORTED int tradewind_cuda_sweep(const TradewindCudaTable*, const TradewindCuda
 
 EXPORTED int tradewind_cuda_combine_changes(const TradewindCudaTable*, const TradewindCudaList*,
                                             void*) {
+  return 0;
+}
+
+EXPORTED int tradewind_cuda_encode(const TradewindCudaRun*, const void*, float*, void*, void*) {
+  return 0;
+}
+
+EXPORTED int tradewind_cuda_decode(const TradewindCudaRun*, const void*, void*, void*) { return 0; }
+
+EXPORTED int tradewind_cuda_sum(const TradewindCudaRun*, const TradewindCudaPart*, int64_t, double,
+                                void*, void*) {
   return 0;
 }
