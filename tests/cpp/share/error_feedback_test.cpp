@@ -34,7 +34,8 @@ class ErrorFeedback : public testing::TestWithParam<std::tuple<std::string_view,
     kernel(from.data(), count, kept.data(), wire_of(wire));
     EXPECT_TRUE(kept.guards_are_intact());
     EXPECT_TRUE(wire.guards_are_intact());
-    EXPECT_EQ(std::memcmp(from.data(), values.data(), values.size() * sizeof(values[0])), 0);
+    EXPECT_TRUE(values.empty() ||
+                std::memcmp(from.data(), values.data(), values.size() * sizeof(values[0])) == 0);
     *error = kept.values();
     return bytes_of(wire);
   }
