@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from measuring import table
@@ -14,34 +15,43 @@ def median(figures: dict[str, Any], name: str) -> float:
     return float(figures[name]["median"])
 
 
-def costs_of(scenario: dict[str, Any]) -> Costs:
-    """The parts as they were measured in the scenario; only the wire's rate and what it costs the
-    core are from a measurement of sharing: of the all-reduce with no step around."""
+def costs_of(scenario: dict[str, Any], codec: str) -> Costs:
+    """The parts as they were measured in the scenario. Of sharing, they have the all-reduce alone
+    and the all-reduce beside computing that does not depend on it; the rest is the model's."""
     found, contenders = scenario["costs"], scenario["contenders"]
-    wire = contenders[scenario["best"]["wire"]]
+    suffix = "" if codec == "none" else " fp16"
     layers = tuple(
         Layer(layer["bytes"], median(layer, "forward_s"), median(layer, "backward_s"))
         for layer in found["layers"]
     )
-    sent = median(wire, "sent_bytes_per_step")
+    beside = contenders[f"wire{suffix} beside compute"]
+    compute = contenders["compute alone"]
+    cpu_s = median(beside, "cpu_s") - median(compute, "cpu_s")
     costs = Costs(
         layers,
         update_s_per_byte=median(found, "update_s_per_byte"),
-        sum_s_per_byte=median(found, "sum_s_per_byte"),
+        # Within what the all-reduce costs the core.
+        sum_s_per_byte=0.0,
         latency_s=median(found, "latency_s"),
         message_s=0.0,
-        wire_cpu_s_per_byte=median(wire, "cpu_s") / sent,
+        wire_cpu_s_per_byte=cpu_s / median(beside, "sent_bytes_per_step"),
         name="measured",
     )
     # The parts were timed one by one, under clocks of their own.
-    stretch = median(contenders["compute alone"], "step_s") / costs.compute_s
-    layers = tuple(
+    stretch = median(compute, "step_s") / costs.compute_s
+    stretched = tuple(
         Layer(layer.bytes, layer.forward_s * stretch, layer.backward_s * stretch)
         for layer in layers
     )
-    return Costs(
-        **{**vars(costs), "layers": layers, "update_s_per_byte": costs.update_s_per_byte * stretch}
-    )
+    update = costs.update_s_per_byte * stretch
+    return replace(costs, layers=stretched, update_s_per_byte=update)
+
+
+def hooks_of(results: dict[str, Any], name: str, gradient_bytes: float) -> float:
+    """What a contender's hooks, copies and codec cost the core, by byte: its step without a wire
+    less that of computing; 0 where the section one-rank was not measured."""
+    alone = results["scenarios"].get("1 rank", {"contenders": {}})["contenders"].get(name)
+    return max(0.0, median(alone, "over_compute_s")) / gradient_bytes if alone else 0.0
 
 
 def plan_of(contender: dict[str, Any]) -> Plan | None:
@@ -70,11 +80,13 @@ def check(results: dict[str, Any]) -> list[dict[str, Any]]:
             continue
         wire = scenario["contenders"][scenario["best"]["wire"]]
         rate = scenario["ring_bytes_per_step"] / median(wire, "step_s")
-        costs = costs_of(scenario)
         for name, contender in scenario["contenders"].items():
             plan = plan_of(contender)
             if plan is None:
                 continue
+            hooks = hooks_of(results, name, scenario["gradient_bytes"])
+            costs = costs_of(scenario, plan.codec)
+            costs = replace(costs, codec_s_per_byte={plan.codec: hooks})
             predicted = step_seconds(costs, Cluster(2, rate), plan)
             measured = median(contender, "step_s")
             compared.append(

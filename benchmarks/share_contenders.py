@@ -14,30 +14,16 @@ import torch
 from torch import nn
 
 from models import Task, loss_of
-from share_stepper import Rank, Stepper
-from share_wire import ring_of_sockets, wire
-
-LEARNING_RATE = 1e-3
+from share_stepper import LEARNING_RATE, Rank, Stepper, training
+from share_wire import beside_compute, ring_of_sockets, wire
 
 
 @dataclass(frozen=True)
 class Contender:
     name: str
-    kind: str  # compute | wire | ddp | ddp-compressed | ours | ours-compressed
+    kind: str  # what it is compared as: "wire", "ddp", "ddp-compressed", "ours" ...
     make: Callable[[Rank], Stepper]
     settings: dict[str, Any] = field(default_factory=dict)
-
-
-def training(task: Task, model: nn.Module) -> Callable[[], None]:
-    """A plain loop's step: forward, backward and torch's fused AdamW."""
-    optimizer = torch.optim.AdamW(task.model.parameters(), lr=LEARNING_RATE, fused=True)
-
-    def step() -> None:
-        loss_of(model(task.inputs), task.targets).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
 
 
 def compute_alone(rank: Rank) -> Stepper:
@@ -133,6 +119,10 @@ def _all() -> Iterable[Contender]:
         label = "whole" if megabytes is None else f"{megabytes}MB"
         settings = {"bucket_cap_mb": megabytes}
         yield Contender(f"wire {label}", "wire", wire(megabytes), settings)
+    halves = torch.float16
+    yield Contender("wire fp16 4MB", "wire-fp16", wire(4, halves), {"bucket_cap_mb": 4})
+    yield Contender("wire beside compute", "beside", beside_compute(4, torch.float32))
+    yield Contender("wire fp16 beside compute", "beside-fp16", beside_compute(4, halves))
     yield Contender("sockets", "sockets", ring_of_sockets)
     yield ddp()
     yield ddp(gradient_as_bucket_view=True)

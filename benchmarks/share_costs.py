@@ -99,7 +99,7 @@ def measure_costs(rank: Rank) -> dict[str, Any]:
     messages = _timed(lambda: dist.all_reduce(word, group=group))
     return {
         "layers": layers,
-        "update_s_per_byte": summary([x / GRADIENT_BYTES for x in [update["median"]]]),
+        "update_s_per_byte": {x: y if x == "n" else y / GRADIENT_BYTES for x, y in update.items()},
         "update_s": update,
         "sum_s_per_byte": summary([x / (4 * 2**20) for x in sums]),
         "latency_s": summary([x / hops for x in messages]),

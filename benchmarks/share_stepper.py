@@ -6,10 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import nn
 
-from models import Task
+from models import Task, loss_of
 from share_net import Sleeps, make_task
+
+LEARNING_RATE = 1e-3
 
 
 @dataclass
@@ -38,3 +42,15 @@ class Stepper:
     step: Callable[[], object]
     settle: Callable[[], object] = lambda: None
     close: Callable[[], object] = lambda: None
+
+
+def training(task: Task, model: nn.Module) -> Callable[[], None]:
+    """A plain loop's step: forward, backward and torch's fused AdamW."""
+    optimizer = torch.optim.AdamW(task.model.parameters(), lr=LEARNING_RATE, fused=True)
+
+    def step() -> None:
+        loss_of(model(task.inputs), task.targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step

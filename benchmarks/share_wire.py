@@ -12,19 +12,45 @@ import torch
 import torch.distributed as dist
 
 from share_net import num_elements
-from share_stepper import Rank, Stepper
+from share_stepper import Rank, Stepper, training
 
 
-def wire(megabytes: int | None) -> Callable[[Rank], Stepper]:
+def _pieces(megabytes: int | None, dtype: torch.dtype) -> list[torch.Tensor]:
+    """As many elements as the gradients have, in pieces of so many MiB of float32."""
+    flat = torch.zeros(num_elements(), dtype=dtype)
+    return [flat] if megabytes is None else list(flat.split(megabytes * 2**20 // 4))
+
+
+def wire(megabytes: int | None, dtype: torch.dtype = torch.float32) -> Callable[[Rank], Stepper]:
     """All-reduce of the gradients in pieces of this size, all of them in flight at once."""
 
     def make(rank: Rank) -> Stepper:
         group = rank.group("wire")
-        flat = torch.zeros(num_elements())
-        pieces = [flat] if megabytes is None else flat.split(megabytes * 2**20 // 4)
+        pieces = _pieces(megabytes, dtype)
 
         def step() -> None:
             for work in [dist.all_reduce(x, group=group, async_op=True) for x in pieces]:
+                work.wait()
+
+        return Stepper(step)
+
+    return make
+
+
+def beside_compute(megabytes: int, dtype: torch.dtype) -> Callable[[Rank], Stepper]:
+    """The step that shares nothing, with an all-reduce of as many bytes beside it that depends on
+    nothing: all the overlap there is, and what it costs the core."""
+
+    def make(rank: Rank) -> Stepper:
+        group = rank.group("wire")
+        pieces = _pieces(megabytes, dtype)
+        task = rank.task()
+        compute = training(task, task.model)
+
+        def step() -> None:
+            works = [dist.all_reduce(x, group=group, async_op=True) for x in pieces]
+            compute()
+            for work in works:
                 work.wait()
 
         return Stepper(step)
