@@ -138,4 +138,4 @@ def reasons(figures: dict[str, Any]) -> list[str]:
     by_reason: dict[str, list[str]] = {}
     for name, reason in figures["unavailable"].items():
         by_reason.setdefault(reason, []).append(name)
-    return [f"not available: {', '.join(names)}: {why}" for why, names in by_reason.items()]
+    return [f"not available: {', '.join(names)}: {why[:160]}" for why, names in by_reason.items()]
