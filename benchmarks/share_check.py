@@ -37,8 +37,9 @@ def costs_of(scenario: dict[str, Any], codec: str) -> Costs:
         wire_cpu_s_per_byte=cpu_s / median(beside, "sent_bytes_per_step"),
         name="measured",
     )
-    # The parts were timed one by one, under clocks of their own.
-    stretch = median(compute, "step_s") / costs.compute_s
+    # The parts were timed one by one, under clocks of their own. One thread computes, so the core's
+    # time is the step's, but for what others do on the machine.
+    stretch = median(compute, "cpu_s") / costs.compute_s
     stretched = tuple(
         Layer(layer.bytes, layer.forward_s * stretch, layer.backward_s * stretch)
         for layer in layers
@@ -50,8 +51,11 @@ def costs_of(scenario: dict[str, Any], codec: str) -> Costs:
 def hooks_of(results: dict[str, Any], name: str, gradient_bytes: float) -> float:
     """What a contender's hooks, copies and codec cost the core, by byte: its step without a wire
     less that of computing; 0 where the section one-rank was not measured."""
-    alone = results["scenarios"].get("1 rank", {"contenders": {}})["contenders"].get(name)
-    return max(0.0, median(alone, "over_compute_s")) / gradient_bytes if alone else 0.0
+    contenders = results["scenarios"].get("1 rank", {"contenders": {}})["contenders"]
+    if name not in contenders:
+        return 0.0
+    cpu_s = median(contenders[name], "cpu_s") - median(contenders["compute alone"], "cpu_s")
+    return max(0.0, cpu_s) / gradient_bytes
 
 
 def plan_of(contender: dict[str, Any]) -> Plan | None:

@@ -97,6 +97,7 @@ def _start(
         "SHARE_ADDRESS": hosts.address(host) if hosts else "127.0.0.1",
         "GLOO_SOCKET_IFNAME": INTERFACE if hosts else "lo",
         "OMP_NUM_THREADS": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",  # c10d warns that a namespace has no host names
         **measurement.environment,
     }
     task = {
