@@ -78,7 +78,7 @@ Exchange::Impl::Impl(const Plan& the_plan, Memory gradients, Memory gathered,
     channel.receiving.resize(static_cast<std::size_t>(size));
   }
   for (PieceState& piece : states) {
-    piece = {true, true, true, true, {}, {}};
+    piece = {true, true, true, true, true, {}, {}};
     piece.staging.resize(static_cast<std::size_t>(size));
     piece.gathering.resize(static_cast<std::size_t>(size));
   }
@@ -90,7 +90,7 @@ Exchange::Impl::Impl(const Plan& the_plan, Memory gradients, Memory gathered,
   for (std::size_t channel = 0; channel < channels.size(); ++channel) {
     post_channel(static_cast<std::int32_t>(channel));
   }
-  num_live_threads = 3;
+  num_live_threads = 4;
   const auto start_thread = [&](void (Impl::*run)()) {
     threads.emplace_back([this, run] {
       (this->*run)();
@@ -101,6 +101,7 @@ Exchange::Impl::Impl(const Plan& the_plan, Memory gradients, Memory gathered,
   };
   start_thread(&Impl::run_sender);
   start_thread(&Impl::run_summer);
+  start_thread(&Impl::run_gatherer);
   start_thread(&Impl::run_watcher);
 }
 
@@ -184,8 +185,10 @@ Exchange::Impl::~Impl() noexcept {
     is_closing = true;
     for (const TransferPtr& transfer : sending) transfer->cancel();
     for (PieceState& piece : states) {
-      for (const TransferPtr& transfer : piece.staging) {
-        if (transfer) transfer->cancel();
+      for (const auto* open : {&piece.staging, &piece.gathering}) {
+        for (const TransferPtr& transfer : *open) {
+          if (transfer) transfer->cancel();
+        }
       }
     }
     changed.notify_all();
@@ -296,39 +299,29 @@ std::string bucket_text(const Exchange::Impl& exchange, std::int32_t bucket_idx)
 
 }  // namespace
 
+// On the step's thread, which gathers what it needs itself where nobody does yet.
 void Exchange::Impl::wait_gathered(std::int32_t piece_idx) {
   {
     std::unique_lock lock(mutex);
-    changed.wait(lock, [&] { return state(piece_idx).is_offered || !failure.empty(); });
+    changed.wait(lock, [&] {
+      const PieceState& piece = state(piece_idx);
+      return (piece.is_offered && (!piece.is_claimed || piece.is_gathered)) || !failure.empty();
+    });
     check_failed();
     if (state(piece_idx).is_gathered) return;
+    state(piece_idx).is_claimed = true;
   }
-  const PieceMemory& piece = memory(piece_idx);
-  for (int peer = 0; peer < size; ++peer) {
-    TransferPtr transfer;
-    {
+  try {
+    gather(piece_idx, [&](int peer) {
       const std::scoped_lock lock(mutex);
-      check_failed();
-      transfer = state(piece_idx).gathering[static_cast<std::size_t>(peer)];
       missing_peer = peer;
-    }
-    if (!transfer) continue;
-    try {
-      wait_for(transfer, peer, "its shard");
-    } catch (const std::exception& error) {
-      fail(error.what());
-      const std::scoped_lock lock(mutex);
-      check_failed();
-    }
-    if (is_lossy() && spreads_means()) {
-      kernels.decode[static_cast<int>(options.codec)][static_cast<int>(piece.dtype)](
-          piece.wire[static_cast<std::size_t>(peer)], piece.shard_elements(peer),
-          piece.shard(peer));
-    }
+    });
+  } catch (const std::exception& error) {
+    fail(error.what());
+    const std::scoped_lock lock(mutex);
+    check_failed();
+    throw;
   }
-  post_gathering(piece_idx);
-  const std::scoped_lock lock(mutex);
-  state(piece_idx).is_gathered = true;
 }
 
 // --- the public side
@@ -375,8 +368,12 @@ void Exchange::begin(std::int64_t num_contributors) {
   impl_->is_ready.assign(impl_->is_ready.size(), false);
   impl_->num_scattered = impl_->num_summed = 0;
   for (PieceState& piece : impl_->states) {
-    piece.is_summed = piece.is_offered = piece.is_sent = piece.is_gathered = false;
+    piece.is_summed = piece.is_offered = piece.is_sent = false;
+    piece.is_claimed = piece.is_gathered = false;
   }
+  impl_->expected.clear();
+  impl_->started_bytes = impl_->received_bytes = 0;
+  impl_->last_progress = Clock::now();
   for (Channel& channel : impl_->channels) channel.is_received = false;
   ++impl_->statistics.num_rounds;
 }

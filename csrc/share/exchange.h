@@ -37,6 +37,9 @@ class Exchange {
     Codec codec = Codec::kNone;
     bool error_feedback = true;  // where the codec loses anything
     std::int64_t window_bytes = 1024 * 1024;
+    // Where some buckets are more urgent than others: how far what this rank sends may be ahead of
+    // what it receives. More would queue in the network, where nothing urgent can pass it.
+    std::int64_t lead_bytes = 2 * 1024 * 1024;
     std::chrono::milliseconds patience{30'000};   // then a line says who is missing
     std::chrono::milliseconds deadline{300'000};  // then the wait ends in an error
   };

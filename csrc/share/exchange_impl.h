@@ -1,6 +1,7 @@
 // The inside of Exchange, shared by its units: exchange.cpp (the step's thread), exchange_send.cpp,
-// exchange_sum.cpp and exchange_watch.cpp (one thread each). `mutex` guards everything but what is
-// fixed after construction; it is never held while a transfer is waited for or made.
+// exchange_sum.cpp, exchange_gather.cpp and exchange_watch.cpp (one thread each). `mutex` guards
+// everything but what is fixed after construction; it is never held while a transfer is waited for
+// or made.
 #pragma once
 
 #include <condition_variable>
@@ -46,6 +47,7 @@ struct PieceState {
   bool is_summed = false;
   bool is_offered = false;  // its gather may be sent
   bool is_sent = false;     // its gather has left
+  bool is_claimed = false;  // somebody is gathering it
   bool is_gathered = false;
   std::vector<TransferPtr> staging, gathering;  // by rank, null for itself
 };
@@ -77,6 +79,7 @@ class Exchange::Impl {
     std::vector<TransferPtr> transfers;
   };
   void run_sender();
+  [[nodiscard]] bool is_too_far_ahead() const;
   [[nodiscard]] Item choose() const;
   [[nodiscard]] UnderWay start(const Item& item);
   void finish(const UnderWay& done);
@@ -86,6 +89,12 @@ class Exchange::Impl {
   void sum(std::int32_t piece_idx);
   void offer(std::int32_t piece_idx);
   void encode_mean(std::int32_t piece_idx);
+  // What the others send of this rank's shard.
+  [[nodiscard]] std::int64_t staged_bytes(std::int32_t piece_idx);
+
+  // exchange_gather.cpp
+  void run_gatherer();
+  void gather(std::int32_t piece_idx, const std::function<void(int peer)>& waits_for);
 
   // exchange_watch.cpp
   void run_watcher();
@@ -144,6 +153,9 @@ class Exchange::Impl {
   std::size_t num_scattered = 0, num_summed = 0;  // of `order`
   std::vector<std::int32_t> held;                 // summed, not released yet
   std::vector<std::int32_t> offered;              // gathers to be sent
+  std::deque<std::int32_t> expected;              // gathers in the order in which they may come
+  std::int64_t started_bytes = 0, received_bytes = 0;  // of this round
+  Clock::time_point last_progress;
   std::deque<std::int32_t> publishing;
   std::vector<TransferPtr> sending;
   std::vector<Channel> channels;  // the last one is the goodbye

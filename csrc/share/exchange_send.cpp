@@ -7,6 +7,8 @@
 namespace tradewind {
 namespace {
 
+constexpr std::chrono::milliseconds kStall{10};
+
 std::uint32_t tag_of(const Exchange::Impl::Item& item) {
   return static_cast<std::uint32_t>(item.idx) * 4 + static_cast<std::uint32_t>(item.kind);
 }
@@ -99,6 +101,13 @@ void Exchange::Impl::finish(const UnderWay& done) {
   changed.notify_all();
 }
 
+// With the mutex held. Between equal ranks what is received tells what has been delivered; where
+// nothing comes for a while (a rank is late), it tells nothing.
+bool Exchange::Impl::is_too_far_ahead() const {
+  return !urgency.empty() && started_bytes - received_bytes >= options.lead_bytes &&
+         Clock::now() - last_progress < kStall;
+}
+
 void Exchange::Impl::run_sender() {
   std::deque<UnderWay> under_way;
   std::int64_t window = 0;
@@ -108,31 +117,41 @@ void Exchange::Impl::run_sender() {
     under_way.pop_front();
   };
   try {
-    for (;;) {
-      Item item;
-      {
-        std::unique_lock lock(mutex);
-        item = choose();
-        if (item.kind == Item::Kind::kNone && under_way.empty()) {
-          changed.wait(lock, [&] {
-            item = choose();
-            return item.kind != Item::Kind::kNone || is_closing || !failure.empty();
-          });
-        }
-        if (!failure.empty() || (is_closing && item.kind == Item::Kind::kNone)) break;
-        const bool is_full = !under_way.empty() && window >= options.window_bytes;
-        if (is_full && item.kind != Item::Kind::kPublish) item = {};
-        if (item.kind == Item::Kind::kPublish) publishing.pop_front();
-        if (item.kind == Item::Kind::kScatter) ++num_scattered;
-        if (item.kind == Item::Kind::kGather) std::erase(offered, item.idx);
-      }
-      if (item.kind == Item::Kind::kNone) {
+    std::unique_lock lock(mutex);
+    while (failure.empty()) {
+      const Item item = choose();
+      const bool is_none = item.kind == Item::Kind::kNone;
+      const bool is_bulk = !is_none && item.kind != Item::Kind::kPublish;
+      if (is_none && is_closing) break;
+      if (!under_way.empty() && (is_none || (is_bulk && window >= options.window_bytes))) {
+        lock.unlock();
         finish_oldest();
+        lock.lock();
         continue;
       }
+      if (is_none) {
+        changed.wait(lock);
+        continue;
+      }
+      if (is_bulk && is_too_far_ahead()) {
+        changed.wait_until(lock, last_progress + kStall);
+        continue;
+      }
+      last_progress = Clock::now();
+      if (item.kind == Item::Kind::kPublish) publishing.pop_front();
+      if (item.kind == Item::Kind::kScatter) ++num_scattered;
+      if (item.kind == Item::Kind::kGather) {
+        std::erase(offered, item.idx);
+        expected.push_back(item.idx);
+      }
+      lock.unlock();
       under_way.push_back(start(item));
       window += under_way.back().size_bytes;
+      lock.lock();
+      if (is_bulk) started_bytes += under_way.back().size_bytes;
+      changed.notify_all();
     }
+    lock.unlock();
     while (!under_way.empty()) finish_oldest();
   } catch (const std::exception& error) {
     fail(lost(-1, "sending", error.what()));

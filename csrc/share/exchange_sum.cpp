@@ -34,6 +34,11 @@ void Exchange::Impl::encode_mean(std::int32_t piece_idx) {
   kernels.decode[codec][dtype](wire, num_elements, piece.shard(rank));
 }
 
+std::int64_t Exchange::Impl::staged_bytes(std::int32_t piece_idx) {
+  const PieceMemory& piece = memory(piece_idx);
+  return wire_bytes(options.codec, piece.dtype, piece.shard_elements(rank)) * (size - 1);
+}
+
 void Exchange::Impl::offer(std::int32_t piece_idx) {
   if (callbacks.on_release) callbacks.on_release(piece_idx);
   const std::scoped_lock lock(mutex);
@@ -88,6 +93,8 @@ void Exchange::Impl::run_summer() {
       {
         const std::scoped_lock lock(mutex);
         summer_missing_peer = -1;
+        received_bytes += staged_bytes(piece_idx);
+        last_progress = Clock::now();
         state(piece_idx).is_summed = true;
         is_last = ++num_summed == order.size();
         is_held = callbacks.on_release && !is_released;

@@ -62,10 +62,10 @@ std::vector<Run> cut_runs(const Layout& layout, std::int32_t arena_idx,
   const auto& members = layout.arena_slots(arena_idx);
   for (auto member = members.rbegin(); member != members.rend(); ++member) {
     if (slot_at(layout, *member).num_elements == 0) continue;
+    // A bucket is full once it has reached its size: a small slot beside a large one travels with
+    // it.
     const std::int64_t cap = runs.size() <= 1 ? options.end_bucket_bytes : options.bucket_bytes;
-    const bool fits = !runs.empty() &&
-                      runs.back().end_bytes(layout) - slot_at(layout, *member).offset_bytes <= cap;
-    if (!fits) runs.push_back({arena_idx, {}});
+    if (runs.empty() || runs.back().size_bytes(layout) >= cap) runs.push_back({arena_idx, {}});
     runs.back().slots.insert(runs.back().slots.begin(), *member);
   }
   // The run that backward fills last: what it holds beyond a small one goes before it.

@@ -349,7 +349,7 @@ def _drain_on_parameters(model: torch.nn.Module, sharing: Sharing) -> None:
     if _patched:
         return
     _patched = True
-    original = torch.nn.Module._named_members
+    original = torch.nn.Module.named_parameters
 
     @wraps(original)
     def settle_first(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -357,7 +357,7 @@ def _drain_on_parameters(model: torch.nn.Module, sharing: Sharing) -> None:
             _drain(self)
         return original(self, *args, **kwargs)
 
-    torch.nn.Module._named_members = settle_first  # type: ignore[method-assign]
+    torch.nn.Module.named_parameters = settle_first  # type: ignore[method-assign]
 
 
 def _is_compiled(model: torch.nn.Module) -> bool:
