@@ -1,3 +1,4 @@
+# The torch-free, Python-free static core: base, arena, share, step.
 # The torch-free, Python-free static core: base, arena, step, share.
 
 add_library(tradewind_warnings INTERFACE)
@@ -28,6 +29,7 @@ add_library(tradewind_core STATIC
   csrc/base/cuda/library_file.cpp
   csrc/base/isa.cpp
   csrc/share/codec.cpp
+  csrc/share/comm.cpp
   csrc/share/cuda/library.cpp
   csrc/share/exchange.cpp
   csrc/share/exchange_gather.cpp
