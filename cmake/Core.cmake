@@ -37,6 +37,7 @@ add_library(tradewind_core STATIC
   csrc/share/exchange_sum.cpp
   csrc/share/exchange_watch.cpp
   csrc/share/isa.cpp
+  csrc/share/nccl_library.cpp
   csrc/share/plan.cpp
   csrc/step/cuda/library.cpp
   csrc/step/isa.cpp
