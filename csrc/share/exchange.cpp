@@ -96,7 +96,7 @@ Exchange::Impl::Impl(const Plan& the_plan, Memory gradients, Memory gathered,
       (this->*run)();
       const std::scoped_lock lock(mutex);
       --num_live_threads;
-      changed.notify_all();
+      for_watcher.notify_all();
     });
   };
   start_thread(&Impl::run_sender);
@@ -167,7 +167,7 @@ Exchange::Impl::~Impl() noexcept {
     waits = failure.empty();
     goodbye_until = Clock::now() + kGoodbye;
     if (waits) publishing.push_back(static_cast<std::int32_t>(channels.size()) - 1);
-    changed.notify_all();
+    wake_all();
   }
   for (int peer = 0; waits && peer < size; ++peer) {
     TransferPtr transfer;
@@ -176,7 +176,8 @@ Exchange::Impl::~Impl() noexcept {
       transfer = channels.back().receiving[static_cast<std::size_t>(peer)];
     }
     try {
-      if (transfer) transfer->wait();
+      while (transfer && !transfer->wait()) {
+      }
     } catch (...) {  // gone already, or takes too long
     }
   }
@@ -191,7 +192,7 @@ Exchange::Impl::~Impl() noexcept {
         }
       }
     }
-    changed.notify_all();
+    wake_all();
   }
   for (std::thread& thread : threads) thread.join();
 }
@@ -253,9 +254,9 @@ void Exchange::Impl::check_failed() const {
   if (!failure.empty()) tradewind::fail(ErrorKind::kPeerLost, failure);
 }
 
-void Exchange::Impl::wait_for(const TransferPtr& transfer, int peer, const std::string& doing) {
+bool Exchange::Impl::wait_once(const TransferPtr& transfer, int peer, const std::string& doing) {
   try {
-    transfer->wait();
+    return transfer->wait();
   } catch (const std::exception& error) {
     {
       const std::scoped_lock lock(mutex);
@@ -263,6 +264,11 @@ void Exchange::Impl::wait_for(const TransferPtr& transfer, int peer, const std::
       if (is_closing) throw;
     }
     tradewind::fail(ErrorKind::kPeerLost, lost(peer, doing, error.what()));
+  }
+}
+
+void Exchange::Impl::wait_for(const TransferPtr& transfer, int peer, const std::string& doing) {
+  while (!wait_once(transfer, peer, doing)) {
   }
 }
 
@@ -283,7 +289,7 @@ class Waiting {
     exchange_.missing_peer = -1;
     exchange_.statistics.waited_s +=
         std::chrono::duration<double>(Clock::now() - exchange_.waiting_since).count();
-    exchange_.changed.notify_all();
+    if (!exchange_.failure.empty()) exchange_.for_watcher.notify_all();
   }
   Waiting(const Waiting&) = delete;
   Waiting& operator=(const Waiting&) = delete;
@@ -303,7 +309,7 @@ std::string bucket_text(const Exchange::Impl& exchange, std::int32_t bucket_idx)
 void Exchange::Impl::wait_gathered(std::int32_t piece_idx) {
   {
     std::unique_lock lock(mutex);
-    changed.wait(lock, [&] {
+    for_step.wait(lock, [&] {
       const PieceState& piece = state(piece_idx);
       return (piece.is_offered && (!piece.is_claimed || piece.is_gathered)) || !failure.empty();
     });
@@ -312,10 +318,8 @@ void Exchange::Impl::wait_gathered(std::int32_t piece_idx) {
     state(piece_idx).is_claimed = true;
   }
   try {
-    gather(piece_idx, [&](int peer) {
-      const std::scoped_lock lock(mutex);
-      missing_peer = peer;
-    });
+    while (!gather(piece_idx, missing_peer)) {
+    }
   } catch (const std::exception& error) {
     fail(error.what());
     const std::scoped_lock lock(mutex);
@@ -374,6 +378,8 @@ void Exchange::begin(std::int64_t num_contributors) {
   impl_->expected.clear();
   impl_->started_bytes = impl_->received_bytes = 0;
   impl_->last_progress = Clock::now();
+  // Shrinks again where it has grown too long.
+  impl_->lead_bytes = std::max(impl_->options.lead_bytes, impl_->lead_bytes / 20 * 19);
   for (Channel& channel : impl_->channels) channel.is_received = false;
   ++impl_->statistics.num_rounds;
 }
@@ -384,7 +390,8 @@ void Exchange::ready(std::int32_t bucket_idx) {
     impl_->is_ready[static_cast<std::size_t>(bucket_idx)] = true;
   }
   if (impl_->size > 1) {
-    impl_->changed.notify_all();
+    impl_->for_sender.notify_all();
+    impl_->for_summer.notify_all();
     return;
   }
   const PlanBucket& bucket = impl_->plan.buckets()[static_cast<std::size_t>(bucket_idx)];
@@ -406,7 +413,7 @@ void Exchange::release() {
     const std::scoped_lock lock(impl_->mutex);
     impl_->is_released = true;
   }
-  impl_->changed.notify_all();
+  impl_->for_summer.notify_all();
   if (impl_->size > 1) return;
   for (const std::int32_t piece_idx : std::exchange(impl_->held, {})) {
     if (impl_->callbacks.on_release) impl_->callbacks.on_release(piece_idx);
@@ -417,7 +424,7 @@ void Exchange::wait_summed() {
   if (impl_->size == 1) return;
   const Waiting waiting(*impl_, "the sums");
   std::unique_lock lock(impl_->mutex);
-  impl_->changed.wait(
+  impl_->for_step.wait(
       lock, [&] { return impl_->num_summed == impl_->order.size() || !impl_->failure.empty(); });
   impl_->check_failed();
 }
@@ -457,14 +464,14 @@ void Exchange::wait_all() {
   };
   const Waiting waiting(*impl_, "the last bytes to leave");
   std::unique_lock lock(impl_->mutex);
-  impl_->changed.wait(lock, [&] { return is_sent() || !impl_->failure.empty(); });
+  impl_->for_step.wait(lock, [&] { return is_sent() || !impl_->failure.empty(); });
   impl_->check_failed();
 }
 
 void Exchange::publish(std::int32_t channel_idx, std::span<const std::byte> bytes) {
   std::unique_lock lock(impl_->mutex);
   Channel& channel = impl_->channels[static_cast<std::size_t>(channel_idx)];
-  impl_->changed.wait(lock, [&] { return channel.is_sent || !impl_->failure.empty(); });
+  impl_->for_step.wait(lock, [&] { return channel.is_sent || !impl_->failure.empty(); });
   impl_->check_failed();
   if (bytes.size() != channel.own.size()) {
     tradewind::fail(ErrorKind::kBadValue, "channel ", channel_idx, ": expected ",
@@ -476,7 +483,7 @@ void Exchange::publish(std::int32_t channel_idx, std::span<const std::byte> byte
   if (impl_->size == 1) return;
   channel.is_sent = false;
   impl_->publishing.push_back(channel_idx);
-  impl_->changed.notify_all();
+  impl_->for_sender.notify_all();
 }
 
 std::span<const std::byte> Exchange::published(std::int32_t channel_idx, int rank) {

@@ -1,56 +1,86 @@
+#include <algorithm>
 #include <exception>
 #include <numeric>
+#include <utility>
 
 #include "base/error.h"
 #include "share/exchange_impl.h"
 
 namespace tradewind {
 
-// Whoever claimed the piece waits for the others' shards and puts them in place.
-void Exchange::Impl::gather(std::int32_t piece_idx,
-                            const std::function<void(int peer)>& waits_for) {
+int Exchange::Impl::urgency_of(std::int32_t piece_idx) const {
+  if (urgency.empty()) return 0;
+  const std::int32_t bucket = plan.pieces()[static_cast<std::size_t>(piece_idx)].bucket_idx;
+  return urgency[static_cast<std::size_t>(bucket)];
+}
+
+void Exchange::Impl::expect(std::int32_t piece_idx) {
+  expected.push_back(piece_idx);
+  const bool is_in_the_way =
+      gathering_piece >= 0 && urgency_of(piece_idx) < urgency_of(gathering_piece);
+  if (is_in_the_way && gathering_transfer) gathering_transfer->interrupt();
+}
+
+// Whoever claimed the piece waits for the others' shards and puts them in place. False where it was
+// interrupted; what came until then stays.
+bool Exchange::Impl::gather(std::int32_t piece_idx, int& waits_for) {
   const PieceMemory& piece = memory(piece_idx);
   for (int peer = 0; peer < size; ++peer) {
+    const auto p = static_cast<std::size_t>(peer);
     TransferPtr transfer;
     {
       const std::scoped_lock lock(mutex);
       check_failed();
-      transfer = state(piece_idx).gathering[static_cast<std::size_t>(peer)];
+      transfer = state(piece_idx).gathering[p];
+      waits_for = peer;
+      if (gathering_piece == piece_idx) gathering_transfer = transfer;
     }
     if (!transfer) continue;
-    waits_for(peer);
-    wait_for(transfer, peer, "its shard");
+    if (!wait_once(transfer, peer, "its shard")) return false;
     if (is_lossy() && spreads_means()) {
       kernels.decode[static_cast<int>(options.codec)][static_cast<int>(piece.dtype)](
-          piece.wire[static_cast<std::size_t>(peer)], piece.shard_elements(peer),
-          piece.shard(peer));
+          piece.wire[p], piece.shard_elements(peer), piece.shard(peer));
     }
+    const std::scoped_lock lock(mutex);
+    received_bytes += piece.gathered_bytes[p];
+    last_progress = Clock::now();
+    check_failed();
+    state(piece_idx).gathering[p] = nullptr;
   }
   post_gathering(piece_idx);
   const std::scoped_lock lock(mutex);
-  const auto& bytes = piece.gathered_bytes;
-  received_bytes += std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0}) -
-                    bytes[static_cast<std::size_t>(rank)];
-  last_progress = Clock::now();
   state(piece_idx).is_gathered = true;
-  changed.notify_all();
+  for_step.notify_all();
+  for_sender.notify_all();
+  return true;
 }
 
-// Takes shards as they come: most likely in the order in which this rank sends its own.
+// Takes shards as they come: the most urgent first, else in the order in which the first halves
+// were sent.
 void Exchange::Impl::run_gatherer() {
   try {
+    std::unique_lock lock(mutex);
     for (;;) {
-      std::int32_t piece_idx = -1;
-      {
-        std::unique_lock lock(mutex);
-        changed.wait(lock, [&] { return !expected.empty() || is_closing || !failure.empty(); });
-        if (!failure.empty() || expected.empty()) break;
-        piece_idx = expected.front();
-        expected.pop_front();
-        if (state(piece_idx).is_claimed) continue;
-        state(piece_idx).is_claimed = true;
-      }
-      gather(piece_idx, [](int) {});
+      for_gatherer.wait(lock, [&] { return !expected.empty() || is_closing || !failure.empty(); });
+      if (!failure.empty() || expected.empty()) break;
+      const auto next = std::min_element(
+          expected.begin(), expected.end(),
+          [&](std::int32_t a, std::int32_t b) { return urgency_of(a) < urgency_of(b); });
+      const std::int32_t piece_idx = *next;
+      expected.erase(next);
+      if (state(piece_idx).is_claimed) continue;
+      state(piece_idx).is_claimed = true;
+      gathering_piece = piece_idx;
+      lock.unlock();
+      int peer = -1;
+      const bool is_done = gather(piece_idx, peer);
+      lock.lock();
+      gathering_piece = -1;
+      gathering_transfer = nullptr;
+      if (is_done) continue;
+      state(piece_idx).is_claimed = false;
+      expected.push_back(piece_idx);
+      for_step.notify_all();
     }
   } catch (const std::exception& error) {
     fail(error.what());

@@ -79,7 +79,7 @@ class Exchange::Impl {
     std::vector<TransferPtr> transfers;
   };
   void run_sender();
-  [[nodiscard]] bool is_too_far_ahead() const;
+  [[nodiscard]] bool is_too_far_ahead();
   [[nodiscard]] Item choose() const;
   [[nodiscard]] UnderWay start(const Item& item);
   void finish(const UnderWay& done);
@@ -94,7 +94,10 @@ class Exchange::Impl {
 
   // exchange_gather.cpp
   void run_gatherer();
-  void gather(std::int32_t piece_idx, const std::function<void(int peer)>& waits_for);
+  [[nodiscard]] bool gather(std::int32_t piece_idx, int& waits_for);
+  [[nodiscard]] int urgency_of(std::int32_t piece_idx) const;
+  // With the mutex held: this piece's shards may come from now on.
+  void expect(std::int32_t piece_idx);
 
   // exchange_watch.cpp
   void run_watcher();
@@ -111,8 +114,15 @@ class Exchange::Impl {
   void post_gathering(std::int32_t piece_idx);
   void post_channel(std::int32_t channel_idx);
   void keep(std::vector<TransferPtr>& where, std::vector<TransferPtr> made);
+  // False where it was interrupted.
+  [[nodiscard]] bool wait_once(const TransferPtr& transfer, int peer, const std::string& doing);
   void wait_for(const TransferPtr& transfer, int peer, const std::string& doing);
   void wait_gathered(std::int32_t piece_idx);
+  void wake_all() noexcept {
+    for (auto* sleepers : {&for_step, &for_sender, &for_summer, &for_gatherer, &for_watcher}) {
+      sleepers->notify_all();
+    }
+  }
   void check_failed() const;  // with the mutex held
 
   [[nodiscard]] PieceMemory& memory(std::int32_t piece_idx) {
@@ -138,7 +148,8 @@ class Exchange::Impl {
   std::vector<std::unique_ptr<std::byte[]>> wire_memory;
 
   mutable std::mutex mutex;
-  std::condition_variable changed;
+  // What each thread sleeps on: waking all for everything costs more than what is shared.
+  std::condition_variable for_step, for_sender, for_summer, for_gatherer, for_watcher;
   std::shared_ptr<Peers> peers;  // dropped when the exchange has failed
   std::string failure;
   bool is_closing = false;
@@ -153,9 +164,12 @@ class Exchange::Impl {
   std::size_t num_scattered = 0, num_summed = 0;  // of `order`
   std::vector<std::int32_t> held;                 // summed, not released yet
   std::vector<std::int32_t> offered;              // gathers to be sent
-  std::deque<std::int32_t> expected;              // gathers in the order in which they may come
+  std::vector<std::int32_t> expected;             // gathers that may come, not claimed
+  std::int32_t gathering_piece = -1;              // what the gathering thread waits for
+  TransferPtr gathering_transfer;
   std::int64_t started_bytes = 0, received_bytes = 0;  // of this round
   Clock::time_point last_progress;
+  std::int64_t lead_bytes = 0;
   std::deque<std::int32_t> publishing;
   std::vector<TransferPtr> sending;
   std::vector<Channel> channels;  // the last one is the goodbye

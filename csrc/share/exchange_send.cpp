@@ -7,7 +7,7 @@
 namespace tradewind {
 namespace {
 
-constexpr std::chrono::milliseconds kStall{10};
+constexpr std::chrono::milliseconds kStall{8};
 
 std::uint32_t tag_of(const Exchange::Impl::Item& item) {
   return static_cast<std::uint32_t>(item.idx) * 4 + static_cast<std::uint32_t>(item.kind);
@@ -19,10 +19,6 @@ std::uint32_t tag_of(const Exchange::Impl::Item& item) {
 // halves, as they are what lets peers go on.
 Exchange::Impl::Item Exchange::Impl::choose() const {
   if (!publishing.empty()) return {Item::Kind::kPublish, publishing.front()};
-  const auto urgency_of = [&](std::int32_t piece_idx) {
-    const std::int32_t bucket = plan.pieces()[static_cast<std::size_t>(piece_idx)].bucket_idx;
-    return urgency.empty() ? 0 : urgency[static_cast<std::size_t>(bucket)];
-  };
   Item scatter, gather;
   if (num_scattered < order.size()) {
     const std::int32_t next = order[num_scattered];
@@ -88,7 +84,10 @@ Exchange::Impl::UnderWay Exchange::Impl::start(const Item& item) {
 }
 
 void Exchange::Impl::finish(const UnderWay& done) {
-  for (const TransferPtr& transfer : done.transfers) transfer->wait();
+  for (const TransferPtr& transfer : done.transfers) {
+    while (!transfer->wait()) {
+    }
+  }
   const std::scoped_lock lock(mutex);
   statistics.sent_bytes += done.size_bytes;
   std::erase_if(sending, [&](const TransferPtr& sent) {
@@ -98,14 +97,17 @@ void Exchange::Impl::finish(const UnderWay& done) {
   if (done.item.kind == Item::Kind::kPublish) {
     channels[static_cast<std::size_t>(done.item.idx)].is_sent = true;
   }
-  changed.notify_all();
+  for_step.notify_all();
 }
 
-// With the mutex held. Between equal ranks what is received tells what has been delivered; where
-// nothing comes for a while (a rank is late), it tells nothing.
-bool Exchange::Impl::is_too_far_ahead() const {
-  return !urgency.empty() && started_bytes - received_bytes >= options.lead_bytes &&
-         Clock::now() - last_progress < kStall;
+// With the mutex held. Between equal ranks what is received tells what has been delivered. Where
+// nothing comes for a while, a rank is late, or the lead is too short for this wire and these
+// cores.
+bool Exchange::Impl::is_too_far_ahead() {
+  if (urgency.empty() || started_bytes - received_bytes < lead_bytes) return false;
+  if (Clock::now() - last_progress < kStall) return true;
+  lead_bytes *= 2;
+  return false;
 }
 
 void Exchange::Impl::run_sender() {
@@ -130,26 +132,26 @@ void Exchange::Impl::run_sender() {
         continue;
       }
       if (is_none) {
-        changed.wait(lock);
+        for_sender.wait(lock);
         continue;
       }
       if (is_bulk && is_too_far_ahead()) {
-        changed.wait_until(lock, last_progress + kStall);
+        for_sender.wait_until(lock, last_progress + kStall);
         continue;
       }
       last_progress = Clock::now();
       if (item.kind == Item::Kind::kPublish) publishing.pop_front();
-      if (item.kind == Item::Kind::kScatter) ++num_scattered;
-      if (item.kind == Item::Kind::kGather) {
-        std::erase(offered, item.idx);
-        expected.push_back(item.idx);
+      if (item.kind == Item::Kind::kGather) std::erase(offered, item.idx);
+      if (item.kind == Item::Kind::kScatter) {
+        ++num_scattered;
+        expect(item.idx);
       }
       lock.unlock();
       under_way.push_back(start(item));
       window += under_way.back().size_bytes;
       lock.lock();
       if (is_bulk) started_bytes += under_way.back().size_bytes;
-      changed.notify_all();
+      for_gatherer.notify_all();
     }
     lock.unlock();
     while (!under_way.empty()) finish_oldest();

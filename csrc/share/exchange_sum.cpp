@@ -44,7 +44,8 @@ void Exchange::Impl::offer(std::int32_t piece_idx) {
   const std::scoped_lock lock(mutex);
   state(piece_idx).is_offered = true;
   offered.push_back(piece_idx);
-  changed.notify_all();
+  for_sender.notify_all();
+  for_step.notify_all();
 }
 
 void Exchange::Impl::run_summer() {
@@ -54,7 +55,7 @@ void Exchange::Impl::run_summer() {
       std::vector<std::int32_t> released;
       {
         std::unique_lock lock(mutex);
-        changed.wait(lock, [&] {
+        for_summer.wait(lock, [&] {
           return num_summed < order.size() || (is_released && !held.empty()) || is_closing ||
                  !failure.empty();
         });
@@ -65,7 +66,7 @@ void Exchange::Impl::run_summer() {
           piece_idx = order[num_summed];
           const auto bucket = static_cast<std::size_t>(
               plan.pieces()[static_cast<std::size_t>(piece_idx)].bucket_idx);
-          changed.wait(lock, [&] {
+          for_summer.wait(lock, [&] {
             return is_ready[bucket] || (is_released && !held.empty()) || is_closing ||
                    !failure.empty();
           });
@@ -99,7 +100,7 @@ void Exchange::Impl::run_summer() {
         is_last = ++num_summed == order.size();
         is_held = callbacks.on_release && !is_released;
         if (is_held) held.push_back(piece_idx);
-        changed.notify_all();
+        for_step.notify_all();
       }
       if (!is_held) offer(piece_idx);
       if (is_last && callbacks.on_all_summed) callbacks.on_all_summed();

@@ -105,13 +105,13 @@ void Exchange::Impl::fail(const std::string& reason) noexcept {
     }
   } catch (...) {  // out of memory: threads still see `failure`
   }
-  changed.notify_all();
+  wake_all();
 }
 
 // Connections close when the last transfer and Peers are gone: the other ranks notice at once.
 void Exchange::Impl::tear_down() noexcept {
   std::unique_lock lock(mutex);
-  changed.wait_for(lock, kTearDown, [&] { return num_live_threads == 1 && !is_waiting; });
+  for_watcher.wait_for(lock, kTearDown, [&] { return num_live_threads == 1 && !is_waiting; });
   std::vector<PieceState> gone;
   gone.swap(states);
   states.resize(gone.size());
@@ -131,7 +131,7 @@ void Exchange::Impl::run_watcher() {
     std::string text;
     {
       std::unique_lock lock(mutex);
-      changed.wait_for(lock, kTick, [&] { return is_closing || !failure.empty(); });
+      for_watcher.wait_for(lock, kTick, [&] { return is_closing || !failure.empty(); });
       if (!failure.empty()) break;
       if (is_closing) return;
       if (goodbye_until && Clock::now() > *goodbye_until) {

@@ -14,9 +14,12 @@ namespace tradewind {
 class Transfer {
  public:
   virtual ~Transfer() = default;
-  // Returns once the memory may be used again. Throws Error(kBadState) where the peer is gone or
-  // the transfer was cancelled.
-  virtual void wait() = 0;
+  // Returns true once the memory may be used again, which is said once; false where interrupt()
+  // came first. One thread at a time. Throws Error(kPeerLost) where the peer is gone or the
+  // transfer was cancelled.
+  virtual bool wait() = 0;
+  // From any thread: makes a wait() under way, or the next one, return.
+  virtual void interrupt() noexcept = 0;
   // From any thread: makes a wait() under way, and any later one, throw.
   virtual void cancel() noexcept = 0;
 };

@@ -4,6 +4,7 @@
 
 #include <ATen/ops/from_blob.h>
 
+#include <atomic>
 #include <chrono>
 #include <mutex>
 #include <sstream>
@@ -23,25 +24,33 @@ class C10dTransfer final : public Transfer {
  public:
   explicit C10dTransfer(c10::intrusive_ptr<c10d::Work> work) : work_(std::move(work)) {}
 
-  void wait() override {
+  bool wait() override {
     bool is_over = false;
     try {
       is_over = work_->wait(std::chrono::duration_cast<std::chrono::milliseconds>(kForEver));
     } catch (const std::exception& error) {
       fail(ErrorKind::kPeerLost, error.what());
     }
-    if (!is_over) fail(ErrorKind::kPeerLost, "the transfer was cancelled");
+    if (!is_over && is_cancelled_.load()) fail(ErrorKind::kPeerLost, "the transfer was cancelled");
+    return is_over;
   }
 
-  void cancel() noexcept override {
+  // Gloo's abort ends one wait, and leaves the transfer as it is.
+  void interrupt() noexcept override {
     try {
       work_->abort();
     } catch (...) {  // over already
     }
   }
 
+  void cancel() noexcept override {
+    is_cancelled_.store(true);
+    interrupt();
+  }
+
  private:
   c10::intrusive_ptr<c10d::Work> work_;
+  std::atomic<bool> is_cancelled_{false};
 };
 
 class C10dPeers final : public Peers {
