@@ -38,6 +38,7 @@ struct ShareOptions {
   bool sums_microbatches = false;
   bool measures = false;
   bool settles_itself = false;
+  bool shards_update = false;
 };
 
 // The line about a late rank goes to stderr from a thread of the core: no Python there.
@@ -57,6 +58,7 @@ std::unique_ptr<SharedGradients> make(std::vector<at::Tensor> parameters,
   made.sums_microbatches = options.sums_microbatches;
   made.measures = options.measures;
   made.settles_itself = options.settles_itself;
+  made.shards_update = options.shards_update;
   made.on_late = print_late;
   auto peers = make_c10d_peers(owned<c10d::Backend>(backend));
   auto board = make_c10d_board(owned<c10d::Store>(store), peers->rank(), prefix);
@@ -80,7 +82,8 @@ void register_share(py::module_& module) {
       .def_readwrite("deadline_s", &ShareOptions::deadline_s)
       .def_readwrite("sums_microbatches", &ShareOptions::sums_microbatches)
       .def_readwrite("measures", &ShareOptions::measures)
-      .def_readwrite("settles_itself", &ShareOptions::settles_itself);
+      .def_readwrite("settles_itself", &ShareOptions::settles_itself)
+      .def_readwrite("shards_update", &ShareOptions::shards_update);
   py::class_<SharedGradients::NonFinite>(module, "NonFiniteGradient")
       .def_readonly("rank", &SharedGradients::NonFinite::rank)
       .def_readonly("parameter_name", &SharedGradients::NonFinite::parameter_name)
@@ -122,6 +125,31 @@ void register_share(py::module_& module) {
       .def("num_buckets", [](const Shared& self) { return self.plan().buckets().size(); })
       .def("set_forward_order", &Shared::set_forward_order)
       .def("mean", &Shared::mean)
+      .def(
+          "fragments",
+          [](const Shared& self) {
+            std::vector<std::tuple<std::int64_t, std::int64_t, std::int64_t>> found;
+            for (const auto& one : self.fragments()) {
+              found.emplace_back(one.parameter_idx, one.begin, one.end);
+            }
+            return found;
+          },
+          "(parameter, first element, end) of each run that this rank updates.")
+      .def(
+          "set_shards",
+          [](Shared& self, StateTable<OptimizerTable>& table,
+             std::vector<std::size_t> table_idx_of_fragment) {
+            self.set_shards(table, std::move(table_idx_of_fragment));
+          },
+          py::keep_alive<1, 2>())
+      .def(
+          "release",
+          [](Shared& self, const std::vector<GroupTuple>& groups, double multiplier,
+             bool is_vetoed) {
+            const py::gil_scoped_release unlock;
+            self.release(group_options(groups), multiplier, is_vetoed);
+          },
+          py::arg("groups"), py::arg("gradient_multiplier"), py::arg("is_vetoed") = false)
       .def(
           "give_measures",
           [](Shared& self, StateTable<OptimizerTable>& table,

@@ -151,9 +151,12 @@ void Exchange::Impl::lay_out(const Memory& gradients, const Memory& gathered) {
         piece.gathered.push_back(is_lossy() ? piece.wire[r] : piece.shard(static_cast<int>(r)));
         piece.gathered_bytes.push_back(encoded[r]);
       } else {
-        const ByteRange range = range_between(*gathered.layout, cuts.cuts[r], cuts.cuts[r + 1]);
-        piece.gathered.push_back(gathered.arenas[arena] + range.begin_bytes);
-        piece.gathered_bytes.push_back(range.size_bytes());
+        const auto place = [&](const Cut& cut) {
+          if (gathered.place) return gathered.place(cut);
+          return gathered.arenas[arena] + range_between(*gathered.layout, cut, cut).begin_bytes;
+        };
+        piece.gathered.push_back(place(cuts.cuts[r]));
+        piece.gathered_bytes.push_back(place(cuts.cuts[r + 1]) - place(cuts.cuts[r]));
       }
     }
     memories.push_back(std::move(piece));
@@ -401,6 +404,7 @@ void Exchange::ready(std::int32_t bucket_idx) {
     impl_->held.push_back(piece_idx);
     PieceState& state = impl_->state(piece_idx);
     state.is_summed = state.is_sent = state.is_gathered = true;
+    state.is_offered = !impl_->callbacks.on_release;
     ++impl_->num_summed;
   }
   if (impl_->num_summed == impl_->order.size() && impl_->callbacks.on_all_summed) {
@@ -417,6 +421,7 @@ void Exchange::release() {
   if (impl_->size > 1) return;
   for (const std::int32_t piece_idx : std::exchange(impl_->held, {})) {
     if (impl_->callbacks.on_release) impl_->callbacks.on_release(piece_idx);
+    impl_->state(piece_idx).is_offered = true;
   }
 }
 
@@ -443,7 +448,9 @@ bool Exchange::is_done(std::int32_t bucket_idx) const {
   const std::scoped_lock lock(impl_->mutex);
   impl_->check_failed();
   for (std::int32_t i = 0; i < bucket.num_pieces; ++i) {
-    if (!impl_->state(bucket.first_piece_idx + i).is_gathered) return false;
+    const PieceState& piece = impl_->state(bucket.first_piece_idx + i);
+    if (!piece.is_offered || !piece.is_gathered)
+      return false;  // this rank's shard, and the others'
   }
   return true;
 }

@@ -31,6 +31,9 @@ class Exchange {
   struct Memory {
     const Layout* layout = nullptr;
     std::vector<std::byte*> arenas;  // one for each of the layout's
+    // Where set, in place of the above: the address of a cut. What lies between two neighbouring
+    // cuts is one run of memory.
+    std::function<std::byte*(const Cut&)> place = nullptr;
   };
 
   struct Options {

@@ -55,6 +55,11 @@ Cut cut_near(const Layout& layout, const Run& run, std::int64_t offset_bytes) {
   return {*after, 0};
 }
 
+bool may_share_bucket(const PlanOptions& options, std::int64_t a, std::int64_t b) {
+  return options.slot_keys.empty() || options.slot_keys[static_cast<std::size_t>(a)] ==
+                                          options.slot_keys[static_cast<std::size_t>(b)];
+}
+
 // From the arena's last slot to its first.
 std::vector<Run> cut_runs(const Layout& layout, std::int32_t arena_idx,
                           const PlanOptions& options) {
@@ -65,7 +70,10 @@ std::vector<Run> cut_runs(const Layout& layout, std::int32_t arena_idx,
     // A bucket is full once it has reached its size: a small slot beside a large one travels with
     // it.
     const std::int64_t cap = runs.size() <= 1 ? options.end_bucket_bytes : options.bucket_bytes;
-    if (runs.empty() || runs.back().size_bytes(layout) >= cap) runs.push_back({arena_idx, {}});
+    const bool is_full = runs.empty() || runs.back().size_bytes(layout) >= cap;
+    if (is_full || !may_share_bucket(options, runs.back().slots.front(), *member)) {
+      runs.push_back({arena_idx, {}});
+    }
     runs.back().slots.insert(runs.back().slots.begin(), *member);
   }
   // The run that backward fills last: what it holds beyond a small one goes before it.

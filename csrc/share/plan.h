@@ -16,6 +16,8 @@ struct PlanOptions {
   // Of the buckets at both ends: the first to be sent, and the one that is waited for last.
   std::int64_t end_bucket_bytes = 1024 * 1024;
   std::int64_t piece_bytes = 1024 * 1024;
+  // By slot, or empty: neighbours with different keys never share a bucket.
+  std::vector<std::int64_t> slot_keys = {};
 };
 
 // A place within a layout that does not depend on dtypes: an element of a slot, of those in the

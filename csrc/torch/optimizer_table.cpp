@@ -31,7 +31,7 @@ std::vector<at::Tensor> worth_measuring_hot(const std::vector<at::Tensor>& param
 }  // namespace
 
 OptimizerTable::OptimizerTable(const StorageOptions& storage)
-    : parameters_(storage, c10::Device(c10::DeviceType::CPU)) {}
+    : parameters_(storage, c10::Device(c10::DeviceType::CPU)), parallel_(kTorchParallel) {}
 OptimizerTable::~OptimizerTable() = default;
 
 void OptimizerTable::add_group(std::string_view rule_name,
@@ -80,7 +80,7 @@ const Measure& OptimizerTable::measure() {
     measure_.adopt(static_cast<std::int64_t>(i), blocks);
     ++num_hot_;
   }
-  measure_.run(kernels(), kTorchParallel);
+  measure_.run(kernels(), parallel_);
   has_measure_ = true;
   return measure_;
 }
@@ -142,7 +142,7 @@ void OptimizerTable::sweep(const std::vector<GroupOptions>& groups, double gradi
                   groups[entry.group_idx].matrix);
   };
   sweep_.run(slots_, scalars_, {gradient_multiplier, wants_changes, &transform}, kernels(),
-             kTorchParallel);
+             parallel_);
   take_statistics(wants_changes);
   for (const OptimizerParameters::Collected& collected : parameters_.collected()) {
     OptimizerParameters::Entry& entry = parameters_.entry(collected.idx);

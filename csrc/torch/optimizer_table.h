@@ -65,6 +65,10 @@ class OptimizerTable {
                   const std::vector<GroupOptions>& groups, double gradient_multiplier,
                   bool wants_changes);
   MeasureResult end_parts();
+  // Forgets what parts said.
+  void drop_parts() { parts_.clear(); }
+  // What a sweep may use from now on; another thread than the step's must not use torch's pool.
+  void set_parallel(const Parallel& parallel) { parallel_ = parallel; }
   // In place of a sweep: the step is vetoed. statistics() then know the gradients alone.
   void skip();
   // What the last collect(), measure() and sweep() say of each parameter that had a gradient.
@@ -102,6 +106,7 @@ class OptimizerTable {
   void make_scalars(const std::vector<GroupOptions>& groups);
 
   OptimizerParameters parameters_;
+  Parallel parallel_;
   std::vector<SweepSlot> slots_;  // of what collect() took
   std::vector<ScalarBlock> scalars_;
   Measure measure_;

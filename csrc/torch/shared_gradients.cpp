@@ -39,6 +39,14 @@ at::Tensor dense_like(const at::Tensor& parameter) {
                              : parameter.detach().clone(at::MemoryFormat::Contiguous);
 }
 
+// Whether the second one's memory begins where the first one's ends, but for what aligns it.
+bool is_right_behind(const at::Tensor& first, const at::Tensor& second) {
+  constexpr std::ptrdiff_t kAlignment = 64;
+  const auto* end = static_cast<const std::byte*>(first.const_data_ptr()) + first.nbytes();
+  const std::ptrdiff_t gap = static_cast<const std::byte*>(second.const_data_ptr()) - end;
+  return first.scalar_type() == second.scalar_type() && gap >= 0 && gap < kAlignment;
+}
+
 bool all_finite(const std::vector<BlockMeasure>& blocks) {
   return std::all_of(blocks.begin(), blocks.end(),
                      [](const BlockMeasure& block) { return std::isfinite(block.sum_of_squares); });
@@ -102,6 +110,17 @@ SharedGradients::SharedGradients(std::vector<at::Tensor> parameters, std::vector
   }
   rank_ = peers->rank();
   layout_ = Layout::make(specs);
+  if (options_.shards_update) {
+    // What is spread at a time must be one run of the parameters' memory too.
+    for (const std::size_t idx : parameter_of_) {
+      const auto previous = options_.plan.slot_keys.size();
+      const bool is_behind =
+          previous > 0 &&
+          is_right_behind(parameters_[parameter_of_[previous - 1]], parameters_[idx]);
+      const std::int64_t last = previous == 0 ? 0 : options_.plan.slot_keys.back();
+      options_.plan.slot_keys.push_back(is_behind ? last : last + 1);
+    }
+  }
   plan_ = Plan::make(layout_, peers->size(), options_.plan);
   Exchange::Memory memory{&layout_, {}};
   for (const ArenaSpec& arena : layout_.arenas()) {
@@ -151,9 +170,26 @@ SharedGradients::SharedGradients(std::vector<at::Tensor> parameters, std::vector
     callbacks.on_all_summed = [this] { publish_measures(); };
   }
   num_contributors_next_ = peers->size();
-  exchange_ =
-      std::make_unique<Exchange>(plan_, memory, memory, std::move(peers), std::move(board),
-                                 options_.exchange, std::move(callbacks), std::move(channels));
+  Exchange::Memory gathered = memory;
+  if (options_.shards_update) {
+    gathered.place = [this](const Cut& cut) { return parameter_at(cut); };
+    callbacks.on_release = [this](std::int32_t piece_idx) { update_piece(piece_idx); };
+    fragments_of_.resize(plan_.pieces().size());
+    for (std::size_t piece = 0; piece < plan_.pieces().size(); ++piece) {
+      const auto& cuts = plan_.pieces()[piece].cuts;
+      const auto rank = static_cast<std::size_t>(rank_);
+      for (const SlotRun& run : runs_between(layout_, cuts[rank], cuts[rank + 1])) {
+        fragments_of_[piece].push_back(fragments_.size());
+        fragments_.push_back(
+            {static_cast<std::int32_t>(piece),
+             static_cast<std::int64_t>(parameter_of_[static_cast<std::size_t>(run.slot_idx)]),
+             run.begin, run.end});
+      }
+    }
+  }
+  exchange_ = std::make_unique<Exchange>(plan_, memory, std::move(gathered), std::move(peers),
+                                         std::move(board), options_.exchange, std::move(callbacks),
+                                         std::move(channels));
   std::vector<at::Tensor> hooked = parameters_;
   for (at::Tensor& parameter : hooked) {
     if (!is_shared(parameter)) parameter = at::Tensor();
@@ -492,9 +528,11 @@ void SharedGradients::assign(std::size_t idx) {
   is_assigned_[idx] = 1;
   at::Tensor kept = std::exchange(kept_[idx], at::Tensor());
   views_[idx].unsafeGetTensorImpl()->bump_version();
-  if (options_.sums_microbatches && views_[idx].scalar_type() != parameters_[idx].scalar_type()) {
+  if (options_.shards_update) {  // it is the parameter that has been written
+    parameters_[idx].unsafeGetTensorImpl()->bump_version();
     return;
   }
+  if (views_[idx].scalar_type() != parameters_[idx].scalar_type()) return;
   if (is_used_anywhere_[idx] != 0) {
     parameters_[idx].mutable_grad() = views_[idx];
   } else if (kept.defined()) {
@@ -512,7 +550,11 @@ void SharedGradients::assign_gradients() {
   for (const std::size_t idx : parameter_of_) assign(idx);
 }
 
-void SharedGradients::settle_bucket(std::int32_t bucket_idx) { exchange_->wait(bucket_idx); }
+void SharedGradients::settle_bucket(std::int32_t bucket_idx) {
+  exchange_->wait(bucket_idx);
+  if (!options_.shards_update) return;
+  for (const std::int64_t idx : parameters_of(bucket_idx)) assign(static_cast<std::size_t>(idx));
+}
 
 void SharedGradients::scale(double factor) {
   const c10::AutoGradMode no_grad(false);
@@ -525,6 +567,7 @@ void SharedGradients::scale(double factor) {
 
 // Ranks that ran out of data unannounced were counted in.
 void SharedGradients::correct_mean() {
+  if (options_.shards_update) return;
   const std::int64_t wanted = divides_by_all_ ? plan_.world_size() : num_present_;
   if (wanted == num_contributors_ || wanted == 0) return;
   const c10::AutoGradMode no_grad(false);
@@ -545,6 +588,57 @@ void SharedGradients::settle() {
   std::fill(is_used_.begin(), is_used_.end(), std::uint8_t{0});
   num_microbatches_ = 0;
   is_begun_ = false;
+  if (options_.shards_update) {
+    shard_table_->drop_parts();
+    if (!update_error_.empty()) fail(ErrorKind::kBadState, update_error_);
+  }
+}
+
+// --- updates of shards --------------------------------------------------------------------------
+
+std::byte* SharedGradients::parameter_at(const Cut& cut) const {
+  const at::Tensor& parameter = parameters_[parameter_of_[static_cast<std::size_t>(cut.slot_idx)]];
+  const std::size_t bytes = parameter.element_size() / (parameter.is_complex() ? 2 : 1);
+  return static_cast<std::byte*>(parameter.mutable_data_ptr()) +
+         static_cast<std::size_t>(cut.element) * bytes;
+}
+
+void SharedGradients::set_shards(OptimizerTable& table,
+                                 std::vector<std::size_t> table_idx_of_fragment) {
+  shard_table_ = &table;
+  table.set_parallel(kSerial);
+  table_idx_of_fragment_ = std::move(table_idx_of_fragment);
+}
+
+void SharedGradients::release(std::vector<GroupOptions> groups, double gradient_multiplier,
+                              bool is_vetoed) {
+  read_facts();
+  if (shard_table_ == nullptr) {
+    fail(ErrorKind::kBadState, "release: expected set_shards() before it");
+  }
+  release_groups_ = std::move(groups);
+  // As correct_mean() has it.
+  release_multiplier_ = gradient_multiplier * static_cast<double>(num_contributors_) /
+                        static_cast<double>(std::max<std::int64_t>(num_present_, 1));
+  is_vetoed_ = is_vetoed;
+  update_error_.clear();
+  exchange_->release();
+}
+
+// On a thread of the exchange.
+void SharedGradients::update_piece(std::int32_t piece_idx) {
+  if (is_vetoed_) return;
+  std::vector<std::size_t> found;
+  for (const std::size_t fragment : fragments_of_[static_cast<std::size_t>(piece_idx)]) {
+    const auto parameter = static_cast<std::size_t>(fragments_[fragment].parameter_idx);
+    if (is_used_anywhere_[parameter] != 0) found.push_back(table_idx_of_fragment_[fragment]);
+  }
+  try {
+    std::sort(found.begin(), found.end());
+    shard_table_->sweep_part(found, release_groups_, release_multiplier_, false);
+  } catch (const std::exception& error) {
+    update_error_ = error.what();
+  }
 }
 
 // --- measures of the means
@@ -602,7 +696,9 @@ void SharedGradients::give_measures(HotMeasure& hot, const std::vector<std::int6
   take_measures();
   for (const std::size_t idx : parameter_of_) {
     const std::int64_t hot_idx = hot_idx_of[idx];
-    const at::Tensor gradient = options_.sums_microbatches ? views_[idx] : parameters_[idx].grad();
+    const at::Tensor gradient = options_.sums_microbatches || options_.shards_update
+                                    ? views_[idx]
+                                    : parameters_[idx].grad();
     if (hot_idx < 0 || !gradient.is_same(views_[idx])) continue;
     const auto& blocks = blocks_[static_cast<std::size_t>(slot_of_[idx])];
     hot.measure_with(static_cast<std::size_t>(hot_idx), gradient, [&](std::span<BlockMeasure> to) {

@@ -20,6 +20,7 @@
 #include "share/exchange.h"
 #include "step/kernels.h"
 #include "torch/gradient_hooks.h"
+#include "torch/optimizer_table.h"
 #include "torch/zeroed_memory.h"
 
 namespace tradewind {
@@ -37,6 +38,9 @@ class SharedGradients {
     bool measures = false;
     // Hooks finish and settle the round themselves when their backward ends.
     bool settles_itself = false;
+    // Every rank updates its shard alone, and the other half of a round spreads parameters: after
+    // set_shards(), release() takes the place of settle()'s means.
+    bool shards_update = false;
     std::function<void(const std::string&)> on_late;
   };
 
@@ -106,6 +110,21 @@ class SharedGradients {
   // is its index there, or -1.
   void give_measures(HotMeasure& hot, const std::vector<std::int64_t>& hot_idx_of);
 
+  // --- with shards_update ---
+  // A run of a parameter's elements, as they lie in memory, that this rank updates.
+  struct Fragment {
+    std::int32_t piece_idx;
+    std::int64_t parameter_idx;
+    std::int64_t begin, end;
+  };
+  [[nodiscard]] const std::vector<Fragment>& fragments() const { return fragments_; }
+  // The table that updates fragments, and each one's parameter there. It outlives this object, or
+  // its last release().
+  void set_shards(OptimizerTable& table, std::vector<std::size_t> table_idx_of_fragment);
+  // This round's update: from now on shards are swept as their sums are there, on a thread of the
+  // exchange, and spread. Where it is vetoed, parameters are spread as they are.
+  void release(std::vector<GroupOptions> groups, double gradient_multiplier, bool is_vetoed);
+
   // In which order the next forward needs parameters: what is needed sooner is sent first.
   void set_forward_order(const std::vector<std::int64_t>& parameters);
 
@@ -131,6 +150,8 @@ class SharedGradients {
   void read_facts();
   void measure_piece(std::int32_t piece_idx);
   void publish_measures();
+  void update_piece(std::int32_t piece_idx);
+  [[nodiscard]] std::byte* parameter_at(const Cut& cut) const;
   void take_measures();
   [[nodiscard]] std::vector<std::int32_t> next_order() const;
 
@@ -171,6 +192,15 @@ class SharedGradients {
   std::vector<std::uint8_t> is_used_anywhere_;
   std::int64_t num_contributors_ = 1, num_contributors_next_ = 1, num_present_ = 1;
   bool divides_by_all_ = false;
+
+  std::vector<Fragment> fragments_;
+  std::vector<std::vector<std::size_t>> fragments_of_;  // by piece
+  OptimizerTable* shard_table_ = nullptr;
+  std::vector<std::size_t> table_idx_of_fragment_;
+  std::vector<GroupOptions> release_groups_;
+  double release_multiplier_ = 1.0;
+  bool is_vetoed_ = false;
+  std::string update_error_;
 
   std::vector<std::vector<BlockMeasure>> blocks_;  // by slot, of the means
   std::vector<std::byte> own_measures_;

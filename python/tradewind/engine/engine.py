@@ -141,7 +141,9 @@ class Engine:
         if meeting is not None:
             assert share is not None
             check_shareable(options)
-            self._sharing = Sharing(meeting, share, named, model, config)
+            self._sharing = Sharing(
+                meeting, share, named, model, self.optimizer, config
+            )
         run_path = os.environ.get("TRADEWIND_RUN") or run
         if self._sharing is not None and self._sharing.rank > 0:
             run_path = None  # rank 0 keeps the record
@@ -190,13 +192,16 @@ class Engine:
                 conversion.undo()
             raise
         adopt_options(self.optimizer, options)
-        if conversion is not None:
+        is_sharded = self._sharing is not None and self._sharing.shards_state
+        if conversion is not None and not is_sharded:
             self.optimizer.start_masters(conversion.originals())
         self._handles = run_kept_in_float32(model, kept, dtype) if dtype is not None else []
         if self._sharing is not None:
             adopted = self._adopted
             sums = options.sums_gradients
             self._sharing.attach(adopted.parameters, adopted.names, self.optimizer, sums=sums)
+            if self._sharing.sharded is not None and conversion is not None:
+                self._sharing.sharded.start_masters(conversion.originals())
         elif options.updates_in_backward:
             self.optimizer.hook_gradients("update")
         else:
@@ -534,15 +539,28 @@ class Engine:
         self._tracked.update(objects)
 
     def state_dict(self) -> dict[str, Any]:
-        """Model, optimizer, tracked objects, step count and loss scale, for `torch.save`."""
+        """Model, optimizer, tracked objects, step count and loss scale, for `torch.save`.
+
+        With tw.Share(strategy="sharded") the whole state comes together on every rank: all ranks
+        call this.
+        """
         self.settle()
         return {
             "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": self._optimizer_state(),
             "tracked": {name: value.state_dict() for name, value in self._tracked.items()},
             "num_steps": self.num_steps,
             "loss_scale": self._loss_scale.state_dict() if self._loss_scale else None,
         }
+
+    def _optimizer_state(self) -> dict[str, Any]:
+        if self._sharing is None or self._sharing.sharded is None:
+            return self.optimizer.state_dict()
+        self.optimizer.state.update(self._sharing.sharded.gather_state())
+        try:
+            return self.optimizer.state_dict()
+        finally:
+            self.optimizer.state.clear()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict()` gave, into the arenas. State of objects that are not tracked yet
@@ -565,6 +583,10 @@ class Engine:
         self.settle()
         self.model.load_state_dict(state_dict["model"])
         self.optimizer.load_state_dict(state_dict["optimizer"])
+        if self._sharing is not None and self._sharing.sharded is not None:
+            self._sharing.sharded.load_state(dict(self.optimizer.state))
+            self.optimizer.state.clear()
+            self.optimizer._table = None
         _ = self.optimizer.native_table  # masters meet their parameters before the next forward
         self._untracked_state = dict(state_dict["tracked"])
         for name, value in self._tracked.items():

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from tradewind.engine.late_update import LateUpdate
 from tradewind.engine.readers import ReaderRecord
+from tradewind.engine.sharded import ShardedOptimizer, ShardedUpdate, check_shardable
 from tradewind.optim.fused import FusedOptimizer, Orders, Outcome
 from tradewind.place import place
 from tradewind.share.gradient_sharing import describe, make_native
@@ -53,8 +54,20 @@ class Sharing:
     """What an Engine with more than one rank has. Made before the model is adopted."""
 
     def __init__(
-        self, meeting: Meeting, share: Share, named: Named, model: torch.nn.Module, config: Any
+        self,
+        meeting: Meeting,
+        share: Share,
+        named: Named,
+        model: torch.nn.Module,
+        optimizer: FusedOptimizer,
+        config: Any,
     ) -> None:
+        if share.strategy == "sharded":
+            check_shardable(optimizer)
+        if share.strategy == "periodic" or share.codec == "powersgd":
+            raise NotImplementedError(
+                f"strategy={share.strategy!r} with codec={share.codec!r} is not built yet"
+            )
         for name, parameter in named:
             if parameter.device.type != "cpu":
                 raise NotImplementedError(
@@ -66,7 +79,8 @@ class Sharing:
         self._model = model
         meeting.check_agreement({**describe(named, share), "engine": config})
         self._broadcast([*(p.detach() for _, p in named), *model.buffers()])
-        self._late: LateUpdate | None = None
+        self._late: LateUpdate | ShardedUpdate | None = None
+        self.sharded: ShardedOptimizer | None = None
         self._waited_s = 0.0
 
     def attach(
@@ -87,7 +101,10 @@ class Sharing:
             self._share,
             sums_microbatches=sums,
             measures=True,
+            shards_update=self._share.strategy == "sharded",
         )
+        if self._share.strategy == "sharded":
+            self.sharded = ShardedOptimizer(optimizer, parameters, self.shared, self._meeting)
         optimizer.hook_gradients("shared")
         self._table: Any = None
         self._handles: list[Any] = []
@@ -100,6 +117,10 @@ class Sharing:
     @property
     def size(self) -> int:
         return self._meeting.size
+
+    @property
+    def shards_state(self) -> bool:
+        return self._share.strategy == "sharded"
 
     def _broadcast(self, tensors: list[torch.Tensor]) -> None:
         if tensors:
@@ -157,6 +178,8 @@ class Sharing:
         if table is not self._table:
             self._bind(table)
         self.shared.tell("step")
+        if self.sharded is not None:
+            return self._update_shards(self.sharded, orders, on_end)
         if self._schedule.is_late():
             late = LateUpdate(
                 self.shared,
@@ -172,10 +195,21 @@ class Sharing:
         self._give_measures()
         return None
 
+    def _update_shards(self, sharded: ShardedOptimizer, orders: Orders, on_end: Any) -> Outcome:
+        update = ShardedUpdate(
+            self.shared, sharded, self._optimizer, orders, self._give_measures, on_end
+        )
+        self._late = update
+        if self._schedule.is_late():
+            update.need(self._schedule.buckets_of_nobody)
+        else:
+            self.settle()
+        return update.outcome
+
     def _bind(self, table: Any) -> None:
         index_of = {id(p): i for i, p in enumerate(self._optimizer._table_parameters)}
         self._table_indices = [index_of.get(id(p), -1) for p in self._parameters]
-        if self._sums:
+        if self._sums or self.sharded is not None:
             means: list[torch.Tensor | None] = [None] * len(index_of)
             for index, table_index in enumerate(self._table_indices):
                 if table_index >= 0:

@@ -330,6 +330,7 @@ def make_native(
     settles_itself: bool = False,
     sums_microbatches: bool = False,
     measures: bool = False,
+    shards_update: bool = False,
 ) -> native.SharedGradients:
     options = native.ShareOptions()
     options.codec = share.codec
@@ -341,6 +342,7 @@ def make_native(
     options.settles_itself = settles_itself
     options.sums_microbatches = sums_microbatches
     options.measures = measures
+    options.shards_update = shards_update
     names, parameters = zip(*named, strict=True)
     backend = meeting.connect()
     return native.SharedGradients(
