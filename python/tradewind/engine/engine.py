@@ -145,8 +145,10 @@ class Engine:
                 meeting, share, named, model, self.optimizer, config
             )
         run_path = os.environ.get("TRADEWIND_RUN") or run
-        if self._sharing is not None and self._sharing.rank > 0:
-            run_path = None  # rank 0 keeps the record
+        self._report_path: Path | None = None  # where another rank writes it
+        if self._sharing is not None and self._sharing.rank > 0 and run_path:
+            self._report_path = Path(run_path) / "report.html"
+            run_path = None
         self.run: Run | None = (
             Run.open(run_path, config=config, seed=torch.initial_seed()) if run_path else None
         )
@@ -354,6 +356,15 @@ class Engine:
             self._sharing.flush(multiplier, has_next=self._has_next)
             return self._update(1.0)
         return self._update()
+
+    def _follow_others(self, *, has_taken_part: bool) -> None:
+        """This rank has no data left: take the updates of those that have."""
+        sharing = self._sharing
+        assert sharing is not None
+        while not has_taken_part or sharing.others_go_on():
+            sharing.shadow_round()
+            self._update(1.0)
+            has_taken_part = True
 
     def settle(self) -> None:
         """Return once every update reached the parameters. Where sharing overlaps with the next
@@ -597,9 +608,11 @@ class Engine:
 
     def report(self) -> Path:
         """Write the run's self-contained HTML page and return its path. While the run lives, the
-        page shows it so far, and `close()` draws it once more."""
+        page shows it so far, and `close()` draws it once more. Of several ranks, rank 0 writes."""
         from tradewind.report import write_report
 
+        if self.run is None and self._report_path is not None:
+            return self._report_path
         if self.run is None:
             raise ValueError(
                 "report: this Engine keeps no record; pass run='runs/NAME' to tw.Engine, or set "

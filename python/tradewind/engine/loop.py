@@ -16,23 +16,57 @@ if TYPE_CHECKING:
     import torch
 
     from tradewind.engine.engine import Engine
+    from tradewind.engine.rank_batches import RankBatches
 
 
 def run_batches(
     engine: Engine, meter: Meter, loader: Iterable[Any], epochs: int, mode: Mode
 ) -> Iterator[Any]:
     """What `Engine.batches` returns; its arguments are checked there."""
-    length = _length(loader)
+    sharing = engine._sharing
+    rank_batches = sharing.batches_of(loader) if sharing is not None else None
+    if rank_batches is not None:
+        length = rank_batches.num_batches
+        mode = mode if sharing is not None and sharing.rank == 0 else "off"
+    else:
+        length = _length(loader)
     total = length * epochs if length is not None else None
     with contextlib.closing(Progress(total, mode=mode)) as progress:
         meter.start()
-        for epoch in range(epochs):
-            _set_epoch(loader, epoch)
-            for batch, samples in _timed(loader, meter):
-                yield _move(batch, engine.device)
-                _show(progress, engine, samples)
+        found = _epochs(loader, rank_batches, epochs, meter)
+        if sharing is not None:
+            found = _announce_last(found, engine)
+        num_batches = 0
+        for batch, samples in found:
+            num_batches += 1
+            yield _move(batch, engine.device)
+            _show(progress, engine, samples)
         if engine.flush() is not None:
             _show(progress, engine, 0)
+        engine._has_next = True
+        if sharing is not None:
+            engine._follow_others(has_taken_part=num_batches > 0)
+
+
+def _epochs(
+    loader: Iterable[Any], rank_batches: RankBatches | None, epochs: int, meter: Meter
+) -> Iterator[tuple[Any, int]]:
+    for epoch in range(epochs):
+        _set_epoch(loader, epoch)
+        if rank_batches is not None:
+            rank_batches.set_epoch(epoch)
+        yield from _timed(loader if rank_batches is None else rank_batches, meter)
+
+
+def _announce_last(
+    batches: Iterator[tuple[Any, int]], engine: Engine
+) -> Iterator[tuple[Any, int]]:
+    """With the last batch the other ranks learn that this one has no more: one is read ahead."""
+    ahead = next(batches, None)
+    while ahead is not None:
+        now, ahead = ahead, next(batches, None)
+        engine._has_next = ahead is not None
+        yield now
 
 
 def _length(loader: Iterable[Any]) -> int | None:

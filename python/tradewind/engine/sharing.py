@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from tradewind.engine.late_update import LateUpdate
+from tradewind.engine.rank_batches import RankBatches
 from tradewind.engine.readers import ReaderRecord
 from tradewind.engine.sharded import ShardedOptimizer, ShardedUpdate, check_shardable
 from tradewind.optim.fused import FusedOptimizer, Orders, Outcome
@@ -162,12 +163,18 @@ class Sharing:
             self.shared.scale(multiplier)
         self.shared.finish_backward(has_next)
 
-    def shadow_rounds(self) -> None:
-        """This rank has no data left: take part until no rank has."""
+    def batches_of(self, loader: Any) -> RankBatches:
+        return RankBatches(loader, self._meeting)
+
+    def others_go_on(self) -> bool:
+        """After a round: whether some rank takes part in another one."""
         self.settle()
-        while self.shared.num_contributors_next() > 0:
-            self.shared.shadow_round(False)
-            self.shared.settle()
+        return int(self.shared.num_contributors_next()) > 0
+
+    def shadow_round(self) -> None:
+        """A round in which this rank gives nothing, as it has no data left."""
+        self.settle()
+        self.shared.shadow_round(False)
 
     # --- the update -------------------------------------------------------------------------------
 
