@@ -141,9 +141,7 @@ class Engine:
         if meeting is not None:
             assert share is not None
             check_shareable(options)
-            self._sharing = Sharing(
-                meeting, share, named, model, self.optimizer, config
-            )
+            self._sharing = Sharing(meeting, share, named, model, self.optimizer, config)
         run_path = os.environ.get("TRADEWIND_RUN") or run
         self._report_path: Path | None = None  # where another rank writes it
         if self._sharing is not None and self._sharing.rank > 0 and run_path:

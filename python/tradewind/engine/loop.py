@@ -58,9 +58,7 @@ def _epochs(
         yield from _timed(loader if rank_batches is None else rank_batches, meter)
 
 
-def _announce_last(
-    batches: Iterator[tuple[Any, int]], engine: Engine
-) -> Iterator[tuple[Any, int]]:
+def _announce_last(batches: Iterator[tuple[Any, int]], engine: Engine) -> Iterator[tuple[Any, int]]:
     """With the last batch the other ranks learn that this one has no more: one is read ahead."""
     ahead = next(batches, None)
     while ahead is not None:

@@ -29,7 +29,9 @@ class RankBatches:
         self.loader = loader
         self._meeting = meeting
         self._epoch = 0
+        self._is_first = True
         self._seed = _agree(meeting, torch.initial_seed() & (2**63 - 1))[0]
+        self._prefix = f"{meeting.prefix}/order/{meeting.count('batches')}"
         self._shards_itself: bool | None = None
         if isinstance(loader, DataLoader):
             self._shards_itself = isinstance(loader.sampler, DistributedSampler)
@@ -67,11 +69,7 @@ class RankBatches:
             # A sampler without a generator of its own draws its order from the global one here.
             torch.manual_seed((self._seed + self._epoch) % 2**63)
             order = list(batches)
-        if len(set(_agree(self._meeting, _digest(order)))) > 1:
-            raise ValueError(
-                "loader: its sampler gives another order on each rank, so that samples would be "
-                "taken twice or never; give it a generator with the same seed on all ranks, or none"
-            )
+        self._check_order(_digest(order))
         return DataLoader(
             loader.dataset,
             batch_sampler=order[self._meeting.rank :: self._meeting.size],
@@ -84,6 +82,24 @@ class RankBatches:
             generator=loader.generator,
             prefetch_factor=loader.prefetch_factor,
         )
+
+    def _check_order(self, digest: str) -> None:
+        """Ranks begin the first epoch together. They need not begin later ones so: then whoever
+        comes later compares, and nobody waits."""
+        meeting = self._meeting
+        if self._is_first:
+            self._is_first = False
+            found = _agree(meeting, digest)
+        else:
+            keys = [f"{self._prefix}/{self._epoch}/{rank}" for rank in range(meeting.size)]
+            meeting.store.set(keys[meeting.rank], digest)
+            there = [key for key in keys if meeting.store.check([key])]
+            found = [value.decode() for value in meeting.store.multi_get(there)]
+        if len(set(found)) > 1:
+            raise ValueError(
+                "loader: its sampler gives another order on each rank, so that samples would be "
+                "taken twice or never; give it a generator with the same seed on all ranks, or none"
+            )
 
     def _sift(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Of batches that nobody can number beforehand: every N-th, where ranks see the same."""

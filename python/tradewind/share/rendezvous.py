@@ -7,8 +7,9 @@ import hashlib
 import json
 import os
 import socket
+from collections import Counter
 from collections.abc import MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -32,6 +33,12 @@ class Meeting:
     prefix: str
     group: dist.ProcessGroup | None  # None: this process alone
     timeout: timedelta
+    _counts: Counter[str] = field(default_factory=Counter)
+
+    def count(self, what: str) -> int:
+        """How often this has been asked before: the same on all ranks that ask in one order."""
+        self._counts[what] += 1
+        return self._counts[what] - 1
 
     def connect(self) -> dist.Backend:
         """Connections between all ranks, for this exchange alone.
