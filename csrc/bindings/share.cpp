@@ -39,6 +39,7 @@ struct ShareOptions {
   bool measures = false;
   bool settles_itself = false;
   bool shards_update = false;
+  std::vector<at::Tensor> buffers;
 };
 
 // The line about a late rank goes to stderr from a thread of the core: no Python there.
@@ -59,6 +60,7 @@ std::unique_ptr<SharedGradients> make(std::vector<at::Tensor> parameters,
   made.measures = options.measures;
   made.settles_itself = options.settles_itself;
   made.shards_update = options.shards_update;
+  made.buffers = options.buffers;
   made.on_late = print_late;
   auto peers = make_c10d_peers(owned<c10d::Backend>(backend));
   auto board = make_c10d_board(owned<c10d::Store>(store), peers->rank(), prefix);
@@ -83,7 +85,8 @@ void register_share(py::module_& module) {
       .def_readwrite("sums_microbatches", &ShareOptions::sums_microbatches)
       .def_readwrite("measures", &ShareOptions::measures)
       .def_readwrite("settles_itself", &ShareOptions::settles_itself)
-      .def_readwrite("shards_update", &ShareOptions::shards_update);
+      .def_readwrite("shards_update", &ShareOptions::shards_update)
+      .def_readwrite("buffers", &ShareOptions::buffers);
   py::class_<SharedGradients::NonFinite>(module, "NonFiniteGradient")
       .def_readonly("rank", &SharedGradients::NonFinite::rank)
       .def_readonly("parameter_name", &SharedGradients::NonFinite::parameter_name)
@@ -124,6 +127,8 @@ void register_share(py::module_& module) {
       .def("parameters_of", &Shared::parameters_of)
       .def("num_buckets", [](const Shared& self) { return self.plan().buckets().size(); })
       .def("set_forward_order", &Shared::set_forward_order)
+      .def("take_buffers", &Shared::take_buffers, unlocked)
+      .def("use_all", &Shared::use_all)
       .def("mean", &Shared::mean)
       .def(
           "fragments",

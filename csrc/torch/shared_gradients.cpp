@@ -19,7 +19,8 @@
 namespace tradewind {
 namespace {
 
-enum ChannelIdx : std::int32_t { kFactsChannel, kMeasuresChannel };
+// Measures have one only where they are wanted.
+enum ChannelIdx : std::int32_t { kFactsChannel, kBuffersChannel, kMeasuresChannel };
 
 // Below, a gradient fits the caches of this core and waking others would cost more.
 constexpr std::int64_t kParallelElements = 256 * 1024;
@@ -152,6 +153,11 @@ SharedGradients::SharedGradients(std::vector<at::Tensor> parameters, std::vector
       sizeof(Facts) + (parameters_.size() + 7) / 8 + 2 * num_buckets * sizeof(std::int32_t));
   std::vector<std::vector<std::int64_t>> channels{
       std::vector<std::int64_t>(static_cast<std::size_t>(peers->size()), facts_bytes)};
+  std::int64_t buffer_bytes = 0;
+  for (const at::Tensor& buffer : options_.buffers) {
+    buffer_bytes += static_cast<std::int64_t>(buffer.nbytes());
+  }
+  channels.emplace_back(static_cast<std::size_t>(peers->size()), 0)[0] = buffer_bytes;
   if (options_.measures) {
     for (const Slot& slot : layout_.slots()) {
       blocks_.emplace_back(static_cast<std::size_t>(num_norm_blocks(slot.num_elements)));
@@ -262,6 +268,7 @@ void SharedGradients::begin() {
   exchange_->begin(num_contributors_);
   is_begun_ = true;
   is_finished_ = has_facts_ = false;
+  has_buffers_ = false;
   std::fill(num_arrived_.begin(), num_arrived_.end(), 0);
   std::fill(is_taken_.begin(), is_taken_.end(), std::uint8_t{0});
   std::fill(is_assigned_.begin(), is_assigned_.end(), std::uint8_t{0});
@@ -449,6 +456,32 @@ void SharedGradients::publish_facts(bool has_next, bool is_present) {
   std::memcpy(there, order.data(), order_bytes);
   if (!forward_rank_.empty()) std::memcpy(there + order_bytes, forward_rank_.data(), order_bytes);
   exchange_->publish(kFactsChannel, bytes);
+  publish_buffers();
+}
+
+void SharedGradients::publish_buffers() {
+  std::vector<std::byte> bytes;
+  for (const at::Tensor& buffer : options_.buffers) {
+    if (rank_ > 0) break;
+    const at::Tensor dense = buffer.contiguous();
+    const auto* data = static_cast<const std::byte*>(dense.const_data_ptr());
+    bytes.insert(bytes.end(), data, data + dense.nbytes());
+  }
+  exchange_->publish(kBuffersChannel, bytes);
+}
+
+void SharedGradients::take_buffers() {
+  if (has_buffers_ || options_.buffers.empty()) return;
+  has_buffers_ = true;
+  if (rank_ == 0) return;
+  const c10::AutoGradMode no_grad(false);
+  const std::byte* bytes = exchange_->published(kBuffersChannel, 0).data();
+  for (at::Tensor& buffer : options_.buffers) {
+    at::Tensor dense = buffer.contiguous();
+    std::memcpy(dense.mutable_data_ptr(), bytes, dense.nbytes());
+    bytes += dense.nbytes();
+    if (!dense.is_same(buffer)) buffer.copy_(dense);
+  }
 }
 
 void SharedGradients::read_facts() {

@@ -41,6 +41,8 @@ class SharedGradients {
     // Every rank updates its shard alone, and the other half of a round spreads parameters: after
     // set_shards(), release() takes the place of settle()'s means.
     bool shards_update = false;
+    // Of the model: those of rank 0 travel with every round, for take_buffers().
+    std::vector<at::Tensor> buffers;
     std::function<void(const std::string&)> on_late;
   };
 
@@ -110,6 +112,11 @@ class SharedGradients {
   // is its index there, or -1.
   void give_measures(HotMeasure& hot, const std::vector<std::int64_t>& hot_idx_of);
 
+  // Rank 0's buffers as they were when its last round ended; once a round, on every other rank.
+  void take_buffers();
+  // Counts every parameter as used in this round, whatever backward reached.
+  void use_all() { std::fill(is_used_.begin(), is_used_.end(), std::uint8_t{1}); }
+
   // --- with shards_update ---
   // A run of a parameter's elements, as they lie in memory, that this rank updates.
   struct Fragment {
@@ -149,6 +156,7 @@ class SharedGradients {
   void publish_facts(bool has_next, bool is_present);
   void read_facts();
   void measure_piece(std::int32_t piece_idx);
+  void publish_buffers();
   void publish_measures();
   void update_piece(std::int32_t piece_idx);
   [[nodiscard]] std::byte* parameter_at(const Cut& cut) const;
@@ -188,6 +196,7 @@ class SharedGradients {
   std::int64_t num_nonfinite_ = 0;
   std::vector<std::uint8_t> is_nonfinite_;
   bool has_facts_ = false;
+  bool has_buffers_ = true;
   std::vector<NonFinite> all_nonfinite_;
   std::vector<std::uint8_t> is_used_anywhere_;
   std::int64_t num_contributors_ = 1, num_contributors_next_ = 1, num_present_ = 1;

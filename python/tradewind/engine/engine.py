@@ -27,6 +27,7 @@ from tradewind.engine.options import (
     make_optimizer,
     step_options,
 )
+from tradewind.engine.periodic import PeriodicSharing
 from tradewind.engine.precision import (
     Conversion,
     cast_floats,
@@ -141,7 +142,8 @@ class Engine:
         if meeting is not None:
             assert share is not None
             check_shareable(options)
-            self._sharing = Sharing(meeting, share, named, model, self.optimizer, config)
+            kind = PeriodicSharing if share.strategy == "periodic" else Sharing
+            self._sharing = kind(meeting, share, named, model, self.optimizer, config)
         run_path = os.environ.get("TRADEWIND_RUN") or run
         self._report_path: Path | None = None  # where another rank writes it
         if self._sharing is not None and self._sharing.rank > 0 and run_path:
@@ -323,7 +325,7 @@ class Engine:
             torch.autograd.backward(loss, torch.full_like(loss, 1.0 / options.accumulate))
         else:
             torch.autograd.backward(loss)
-        if options.sums_gradients and self._sharing is None:
+        if options.sums_gradients and not self._shares_gradients:
             self.optimizer.native_table.sum_gradients()
 
     def step(self, loss: torch.Tensor | None = None) -> StepResult:
@@ -349,11 +351,16 @@ class Engine:
         self._check_open()
         if not self._num_microbatches:
             return None
-        if self._sharing is not None and self._num_microbatches < self.accumulate:
+        if self._shares_gradients and self._num_microbatches < self.accumulate:
+            assert self._sharing is not None
             multiplier = self.accumulate / self._num_microbatches
             self._sharing.flush(multiplier, has_next=self._has_next)
             return self._update(1.0)
         return self._update()
+
+    @property
+    def _shares_gradients(self) -> bool:
+        return self._sharing is not None and self._sharing.shares_gradients
 
     def _follow_others(self, *, has_taken_part: bool) -> None:
         """This rank has no data left: take the updates of those that have."""
@@ -361,7 +368,8 @@ class Engine:
         assert sharing is not None
         while not has_taken_part or sharing.others_go_on():
             sharing.shadow_round()
-            self._update(1.0)
+            if sharing.shares_gradients:
+                self._update(1.0)
             has_taken_part = True
 
     def settle(self) -> None:
@@ -411,6 +419,8 @@ class Engine:
             self._update_ended(outcome)
         if self._graphed_forward is not None:
             self._graphed_forward.update_done()
+        if self._sharing is not None:
+            self._sharing.updated(has_next=self._has_next)
         self.num_steps += 1
         result = StepResult(self.num_steps, self._losses, outcome)
         self._awaited.append((result, outcome, self._row()))
@@ -560,7 +570,14 @@ class Engine:
             "tracked": {name: value.state_dict() for name, value in self._tracked.items()},
             "num_steps": self.num_steps,
             "loss_scale": self._loss_scale.state_dict() if self._loss_scale else None,
+            **self._outer_state(),
         }
+
+    def _outer_state(self) -> dict[str, Any]:
+        periodic = self._sharing
+        return (
+            {"outer": periodic.outer_state_dict()} if isinstance(periodic, PeriodicSharing) else {}
+        )
 
     def _optimizer_state(self) -> dict[str, Any]:
         if self._sharing is None or self._sharing.sharded is None:
@@ -579,6 +596,7 @@ class Engine:
         a tracked object has no state in it.
         """
         expected = {"model", "optimizer", "tracked", "num_steps", "loss_scale"}
+        expected |= set(self._outer_state())
         if set(state_dict) != expected:
             raise ValueError(
                 f"state_dict: expected the parts {sorted(expected)}, got {sorted(state_dict)}"
@@ -597,6 +615,8 @@ class Engine:
             self.optimizer.state.clear()
             self.optimizer._table = None
         _ = self.optimizer.native_table  # masters meet their parameters before the next forward
+        if isinstance(self._sharing, PeriodicSharing):
+            self._sharing.load_outer_state_dict(state_dict["outer"])
         self._untracked_state = dict(state_dict["tracked"])
         for name, value in self._tracked.items():
             value.load_state_dict(self._untracked_state.pop(name))

@@ -65,10 +65,8 @@ class Sharing:
     ) -> None:
         if share.strategy == "sharded":
             check_shardable(optimizer)
-        if share.strategy == "periodic" or share.codec == "powersgd":
-            raise NotImplementedError(
-                f"strategy={share.strategy!r} with codec={share.codec!r} is not built yet"
-            )
+        if share.codec == "powersgd":
+            raise NotImplementedError("codec='powersgd' is not built yet; use codec='int8'")
         for name, parameter in named:
             if parameter.device.type != "cpu":
                 raise NotImplementedError(
@@ -103,6 +101,7 @@ class Sharing:
             sums_microbatches=sums,
             measures=True,
             shards_update=self._share.strategy == "sharded",
+            buffers=[buffer.detach() for buffer in self._model.buffers()],
         )
         if self._share.strategy == "sharded":
             self.sharded = ShardedOptimizer(optimizer, parameters, self.shared, self._meeting)
@@ -123,6 +122,14 @@ class Sharing:
     def shards_state(self) -> bool:
         return self._share.strategy == "sharded"
 
+    @property
+    def shares_gradients(self) -> bool:
+        """Whether every backward's gradients travel."""
+        return True
+
+    def updated(self, *, has_next: bool) -> None:
+        """After every update of this rank."""
+
     def _broadcast(self, tensors: list[torch.Tensor]) -> None:
         if tensors:
             with torch.no_grad():
@@ -132,9 +139,8 @@ class Sharing:
 
     def before_forward(self) -> None:
         check_alive(self._meeting.group)
+        self.shared.take_buffers()
         self.shared.tell("forward")
-        if self._model.training:
-            self._broadcast([buffer.detach() for buffer in self._model.buffers()])
 
     def before_backward(self, *, syncs: bool) -> None:
         self.settle()

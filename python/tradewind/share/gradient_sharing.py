@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -331,6 +331,7 @@ def make_native(
     sums_microbatches: bool = False,
     measures: bool = False,
     shards_update: bool = False,
+    buffers: Sequence[torch.Tensor] = (),
 ) -> native.SharedGradients:
     options = native.ShareOptions()
     options.codec = share.codec
@@ -343,6 +344,7 @@ def make_native(
     options.sums_microbatches = sums_microbatches
     options.measures = measures
     options.shards_update = shards_update
+    options.buffers = list(buffers)
     names, parameters = zip(*named, strict=True)
     backend = meeting.connect()
     return native.SharedGradients(

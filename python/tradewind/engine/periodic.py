@@ -1,0 +1,125 @@
+"""Local steps with an outer optimizer: ranks step on their own and every H updates take a step of
+SGD with Nesterov momentum along the mean of how far they came (DiLoCo, arXiv 2311.08105)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tradewind.engine.rank_batches import RankBatches
+from tradewind.engine.sharing import Sharing
+from tradewind.optim.fused import FusedOptimizer, Orders, Outcome
+from tradewind.share.gradient_sharing import make_native
+
+
+class PeriodicSharing(Sharing):
+    """As `Sharing`, for strategy="periodic". Optimizer state stays each rank's own."""
+
+    def attach(
+        self,
+        parameters: Sequence[torch.Tensor],
+        names: Sequence[str],
+        optimizer: FusedOptimizer,
+        *,
+        sums: bool,
+    ) -> None:
+        self._parameters = [p for p in parameters if p.requires_grad]
+        for name, parameter in zip(names, parameters, strict=True):
+            if parameter.requires_grad and parameter.dtype != torch.float32:
+                raise NotImplementedError(
+                    f"parameter {name!r}: strategy='periodic' averages float32 parameters, got "
+                    f"{parameter.dtype}; use precision='fp32' or 'amp-bf16'"
+                )
+        self._optimizer = optimizer
+        # Where the last outer step ended. Its gradient is how far this rank came since.
+        self._outer = [torch.nn.Parameter(p.detach().clone()) for p in self._parameters]
+        shared_names = [n for n, p in zip(names, parameters, strict=True) if p.requires_grad]
+        self.shared = make_native(
+            self._meeting,
+            list(zip(shared_names, self._outer, strict=True)),
+            self._share,
+            buffers=[buffer.detach() for buffer in self._model.buffers()],
+        )
+        self._outer_optimizer = torch.optim.SGD(
+            self._outer,
+            lr=self._share.outer_lr,
+            momentum=self._share.outer_momentum,
+            nesterov=self._share.outer_momentum > 0,
+        )
+        self._num_local = 0
+        self._num_rounds = 0
+        optimizer.hook_gradients("sum" if sums else "measure")
+
+    @property
+    def shares_gradients(self) -> bool:
+        return False
+
+    def before_backward(self, *, syncs: bool) -> None:
+        self.shared.tell("backward")
+
+    def after_backward(self, *, syncs: bool, has_next: bool) -> None: ...
+
+    def backward_failed(self, error: BaseException) -> None:
+        self.shared.fail(f"rank {self.rank} raised {type(error).__name__} in backward: {error}")
+
+    def update(self, orders: Orders, on_end: Any) -> Outcome | None:
+        return None
+
+    def updated(self, *, has_next: bool) -> None:
+        """Every `outer_every`-th update of this rank, and its last one, end in an outer step."""
+        self._num_local += 1
+        if self._num_local >= self._share.outer_every or not has_next:
+            self._outer_step(is_present=True, has_next=has_next)
+
+    @torch.no_grad()
+    def _outer_step(self, *, is_present: bool, has_next: bool) -> None:
+        shared = self.shared
+        if is_present:
+            for outer, parameter in zip(self._outer, self._parameters, strict=True):
+                outer.grad = outer.detach() - parameter.detach()
+            shared.set_syncing(True)
+            shared.use_all()
+            shared.finish_backward(has_next)
+        else:
+            shared.shadow_round(has_next)
+        shared.settle()
+        self._num_rounds += 1
+        self._num_local = 0
+        if shared.nonfinite():
+            self._outer_optimizer.zero_grad()  # a rank went astray: all go back to the last step
+        else:
+            self._outer_optimizer.step()
+            self._outer_optimizer.zero_grad()
+        for outer, parameter in zip(self._outer, self._parameters, strict=True):
+            parameter.copy_(outer)
+
+    def settle(self) -> None: ...
+
+    def others_go_on(self) -> bool:
+        return self._num_rounds > 0 and int(self.shared.num_contributors_next()) > 0
+
+    def shadow_round(self) -> None:
+        self._outer_step(is_present=False, has_next=False)
+
+    def batches_of(self, loader: Any) -> RankBatches:
+        return RankBatches(loader, self._meeting)
+
+    def outer_state_dict(self) -> dict[str, Any]:
+        """For checkpoints: the outer parameters and momentum, alike on all ranks."""
+        return {
+            "parameters": [outer.detach().clone() for outer in self._outer],
+            "optimizer": self._outer_optimizer.state_dict(),
+            "num_local": self._num_local,
+        }
+
+    def load_outer_state_dict(self, state: dict[str, Any]) -> None:
+        with torch.no_grad():
+            for outer, value in zip(self._outer, state["parameters"], strict=True):
+                outer.copy_(value)
+        self._outer_optimizer.load_state_dict(state["optimizer"])
+        self._num_local = int(state["num_local"])
+
+    def close(self) -> None:
+        self.shared.remove_hooks()
