@@ -60,6 +60,42 @@ bool may_share_bucket(const PlanOptions& options, std::int64_t a, std::int64_t b
                                           options.slot_keys[static_cast<std::size_t>(b)];
 }
 
+// What of `size` comes before part `part` of `num_parts`.
+std::int64_t part_begin(std::int64_t size, std::int64_t part, std::int64_t num_parts) {
+  return size / num_parts * part + size % num_parts * part / num_parts;
+}
+
+Cut cut_between(const Layout& layout, const Run& run, std::int64_t piece, std::int64_t num_pieces) {
+  if (piece == 0) return {run.slots.front(), 0};
+  if (piece == num_pieces) {
+    return {run.slots.back(), slot_at(layout, run.slots.back()).num_elements};
+  }
+  return cut_near(layout, run,
+                  run.begin_bytes(layout) + part_begin(run.size_bytes(layout), piece, num_pieces));
+}
+
+// One shard a rank. `owed`: by how many bytes the cut before each rank lay too low in earlier
+// pieces. This one makes up for it: buckets that are all alike would else favour the same ranks.
+std::vector<Cut> cut_shards(const Layout& layout, const Run& run, const Cut& begin, const Cut& end,
+                            std::vector<std::int64_t>& owed) {
+  const auto world_size = static_cast<std::int64_t>(owed.size());
+  const std::int64_t begin_bytes = bytes_of(layout, begin);
+  const std::int64_t end_bytes = bytes_of(layout, end);
+  std::vector<Cut> cuts{begin};
+  for (std::int64_t rank = 1; rank < world_size; ++rank) {
+    std::int64_t& owed_bytes = owed[static_cast<std::size_t>(rank)];
+    const std::int64_t wanted =
+        begin_bytes + part_begin(end_bytes - begin_bytes, rank, world_size) + owed_bytes;
+    Cut cut = cut_near(layout, run, wanted);
+    if (bytes_of(layout, cut) < bytes_of(layout, cuts.back())) cut = cuts.back();
+    if (bytes_of(layout, cut) > end_bytes) cut = end;
+    owed_bytes = wanted - bytes_of(layout, cut);
+    cuts.push_back(cut);
+  }
+  cuts.push_back(end);
+  return cuts;
+}
+
 // From the arena's last slot to its first.
 std::vector<Run> cut_runs(const Layout& layout, std::int32_t arena_idx,
                           const PlanOptions& options) {
@@ -111,6 +147,7 @@ Plan Plan::make(const Layout& layout, int world_size, const PlanOptions& options
   const std::int64_t smallest_piece =
       world_size * kShardBlocks * kNormBlockElements * std::int64_t{sizeof(float)};
   const std::int64_t piece_bytes = std::max(options.piece_bytes, smallest_piece);
+  std::vector<std::int64_t> owed(static_cast<std::size_t>(world_size));
   for (std::size_t arena = 0; arena < layout.arenas().size(); ++arena) {
     for (Run& run : cut_runs(layout, static_cast<std::int32_t>(arena), options)) {
       const auto bucket_idx = static_cast<std::int32_t>(plan.buckets_.size());
@@ -120,18 +157,10 @@ Plan Plan::make(const Layout& layout, int world_size, const PlanOptions& options
                         {},
                         static_cast<std::int32_t>(plan.pieces_.size()),
                         static_cast<std::int32_t>(num_pieces)};
-      const auto cut_of = [&](std::int64_t part, std::int64_t num_parts) {
-        const std::int64_t offset =
-            run.begin_bytes(layout) + size / num_parts * part + size % num_parts * part / num_parts;
-        if (part == 0) return Cut{run.slots.front(), 0};
-        if (part < num_parts) return cut_near(layout, run, offset);
-        return Cut{run.slots.back(), slot_at(layout, run.slots.back()).num_elements};
-      };
       for (std::int64_t piece = 0; piece < num_pieces; ++piece) {
-        PlanPiece& made = plan.pieces_.emplace_back(PlanPiece{bucket_idx, {}});
-        for (int rank = 0; rank <= world_size; ++rank) {
-          made.cuts.push_back(cut_of(piece * world_size + rank, num_pieces * world_size));
-        }
+        const Cut begin = cut_between(layout, run, piece, num_pieces);
+        const Cut end = cut_between(layout, run, piece + 1, num_pieces);
+        plan.pieces_.push_back({bucket_idx, cut_shards(layout, run, begin, end, owed)});
       }
       for (const std::int64_t slot_idx : run.slots) {
         plan.bucket_of_[static_cast<std::size_t>(slot_idx)] = bucket_idx;
