@@ -83,6 +83,15 @@ Exchange::Impl::Impl(const Plan& the_plan, Memory gradients, Memory gathered,
     piece.gathering.resize(static_cast<std::size_t>(size));
   }
   if (size == 1) return;
+  try {
+    connect();
+  } catch (...) {
+    end();
+    throw;
+  }
+}
+
+void Exchange::Impl::connect() {
   for (std::size_t piece = 0; piece < states.size(); ++piece) {
     post_staging(static_cast<std::int32_t>(piece));
     post_gathering(static_cast<std::int32_t>(piece));
@@ -184,32 +193,34 @@ Exchange::Impl::~Impl() noexcept {
     } catch (...) {  // gone already, or takes too long
     }
   }
-  {
-    const std::scoped_lock lock(mutex);
-    is_closing = true;
-    for (const TransferPtr& transfer : sending) transfer->cancel();
-    for (PieceState& piece : states) {
-      for (const auto* open : {&piece.staging, &piece.gathering}) {
-        for (const TransferPtr& transfer : *open) {
-          if (transfer) transfer->cancel();
-        }
-      }
-    }
-    wake_all();
-  }
-  for (std::thread& thread : threads) thread.join();
+  end();
 }
 
 // --- receives ---------------------------------------------------------------------------------
 
 void Exchange::Impl::keep(std::vector<TransferPtr>& where, std::vector<TransferPtr> made) {
   const std::scoped_lock lock(mutex);
-  if (!failure.empty()) {
-    for (const TransferPtr& transfer : made) {
-      if (transfer) transfer->cancel();
-    }
+  if (!failure.empty()) return;  // would hold connections open that are closed, or will be
+  for (const TransferPtr& transfer : made) {
+    if (is_closing && transfer) transfer->cancel();
   }
   where = std::move(made);
+}
+
+std::shared_ptr<Peers> Exchange::Impl::connections() const {
+  const std::scoped_lock lock(mutex);
+  check_failed();
+  return peers;
+}
+
+TransferPtr Exchange::Impl::receive(std::byte* data, std::int64_t size_bytes, int peer,
+                                    std::uint32_t tag) {
+  const std::shared_ptr<Peers> from = connections();
+  try {
+    return from->receive(data, size_bytes, peer, tag);
+  } catch (const std::exception& error) {
+    tradewind::fail(ErrorKind::kPeerLost, lost(peer, "what it sends next", error.what()));
+  }
 }
 
 void Exchange::Impl::post_staging(std::int32_t piece_idx) {
@@ -219,8 +230,8 @@ void Exchange::Impl::post_staging(std::int32_t piece_idx) {
   for (int peer = 0; peer < size && num_bytes > 0; ++peer) {
     if (is_own(peer)) continue;
     const auto p = static_cast<std::size_t>(peer);
-    made[p] = peers->receive(piece.staging[p], num_bytes, peer,
-                             static_cast<std::uint32_t>(piece_idx) * 4 + 1);
+    made[p] =
+        receive(piece.staging[p], num_bytes, peer, static_cast<std::uint32_t>(piece_idx) * 4 + 1);
   }
   keep(state(piece_idx).staging, std::move(made));
 }
@@ -231,8 +242,8 @@ void Exchange::Impl::post_gathering(std::int32_t piece_idx) {
   for (int peer = 0; peer < size; ++peer) {
     const auto p = static_cast<std::size_t>(peer);
     if (is_own(peer) || piece.gathered_bytes[p] == 0) continue;
-    made[p] = peers->receive(piece.gathered[p], piece.gathered_bytes[p], peer,
-                             static_cast<std::uint32_t>(piece_idx) * 4 + 2);
+    made[p] = receive(piece.gathered[p], piece.gathered_bytes[p], peer,
+                      static_cast<std::uint32_t>(piece_idx) * 4 + 2);
   }
   keep(state(piece_idx).gathering, std::move(made));
 }
@@ -244,8 +255,8 @@ void Exchange::Impl::post_channel(std::int32_t channel_idx) {
     std::vector<std::byte>& received = channel.received[static_cast<std::size_t>(peer)];
     if (is_own(peer) || received.empty()) continue;
     made[static_cast<std::size_t>(peer)] =
-        peers->receive(received.data(), static_cast<std::int64_t>(received.size()), peer,
-                       channel_tag(channel_idx));
+        receive(received.data(), static_cast<std::int64_t>(received.size()), peer,
+                channel_tag(channel_idx));
   }
   keep(channel.receiving, std::move(made));
 }
@@ -320,15 +331,10 @@ void Exchange::Impl::wait_gathered(std::int32_t piece_idx) {
     if (state(piece_idx).is_gathered) return;
     state(piece_idx).is_claimed = true;
   }
-  try {
+  or_fail([&] {
     while (!gather(piece_idx, missing_peer)) {
     }
-  } catch (const std::exception& error) {
-    fail(error.what());
-    const std::scoped_lock lock(mutex);
-    check_failed();
-    throw;
-  }
+  });
 }
 
 // --- the public side
@@ -364,7 +370,7 @@ void Exchange::begin(std::int64_t num_contributors) {
   for (std::int32_t channel = 0; channel < num_channels; ++channel) {
     if (statistics().num_rounds == 0 || impl_->size == 1) continue;
     (void)published(channel, impl_->rank);
-    impl_->post_channel(channel);
+    impl_->or_fail([&] { impl_->post_channel(channel); });
   }
   const std::scoped_lock lock(impl_->mutex);
   impl_->check_failed();
@@ -383,7 +389,7 @@ void Exchange::begin(std::int64_t num_contributors) {
   impl_->last_progress = Clock::now();
   // Shrinks again where it has grown too long.
   impl_->lead_bytes = std::max(impl_->options.lead_bytes, impl_->lead_bytes / 20 * 19);
-  for (Channel& channel : impl_->channels) channel.is_received = false;
+  for (Channel& channel : impl_->channels) channel.is_published = channel.is_received = false;
   ++impl_->statistics.num_rounds;
 }
 
@@ -397,19 +403,7 @@ void Exchange::ready(std::int32_t bucket_idx) {
     impl_->for_summer.notify_all();
     return;
   }
-  const PlanBucket& bucket = impl_->plan.buckets()[static_cast<std::size_t>(bucket_idx)];
-  for (std::int32_t i = 0; i < bucket.num_pieces; ++i) {
-    const std::int32_t piece_idx = bucket.first_piece_idx + i;
-    if (impl_->callbacks.on_sum) impl_->callbacks.on_sum(piece_idx);
-    impl_->held.push_back(piece_idx);
-    PieceState& state = impl_->state(piece_idx);
-    state.is_summed = state.is_sent = state.is_gathered = true;
-    state.is_offered = !impl_->callbacks.on_release;
-    ++impl_->num_summed;
-  }
-  if (impl_->num_summed == impl_->order.size() && impl_->callbacks.on_all_summed) {
-    impl_->callbacks.on_all_summed();
-  }
+  impl_->sum_alone(bucket_idx);
 }
 
 void Exchange::release() {
@@ -418,11 +412,7 @@ void Exchange::release() {
     impl_->is_released = true;
   }
   impl_->for_summer.notify_all();
-  if (impl_->size > 1) return;
-  for (const std::int32_t piece_idx : std::exchange(impl_->held, {})) {
-    if (impl_->callbacks.on_release) impl_->callbacks.on_release(piece_idx);
-    impl_->state(piece_idx).is_offered = true;
-  }
+  if (impl_->size == 1) impl_->release_alone();
 }
 
 void Exchange::wait_summed() {
@@ -487,7 +477,9 @@ void Exchange::publish(std::int32_t channel_idx, std::span<const std::byte> byte
   std::copy(bytes.begin(), bytes.end(), channel.own.begin());
   std::copy(bytes.begin(), bytes.end(),
             channel.received[static_cast<std::size_t>(impl_->rank)].begin());
+  channel.is_published = true;
   if (impl_->size == 1) return;
+  impl_->for_step.notify_all();
   channel.is_sent = false;
   impl_->publishing.push_back(channel_idx);
   impl_->for_sender.notify_all();
@@ -506,14 +498,11 @@ std::span<const std::byte> Exchange::published(std::int32_t channel_idx, int ran
         impl_->missing_peer = peer;
       }
       if (!transfer) continue;
-      try {
-        impl_->wait_for(transfer, peer, "what it says of its gradients");
-      } catch (const std::exception& error) {
-        impl_->fail(error.what());
-        const std::scoped_lock lock(impl_->mutex);
-        impl_->check_failed();
-      }
+      impl_->or_fail([&] { impl_->wait_for(transfer, peer, "what it says of its gradients"); });
     }
+    std::unique_lock lock(impl_->mutex);
+    impl_->for_step.wait(lock, [&] { return channel.is_published || !impl_->failure.empty(); });
+    impl_->check_failed();
     channel.is_received = true;
   }
   return channel.received[static_cast<std::size_t>(rank)];

@@ -16,9 +16,9 @@ int Exchange::Impl::urgency_of(std::int32_t piece_idx) const {
 
 void Exchange::Impl::expect(std::int32_t piece_idx) {
   expected.push_back(piece_idx);
-  const bool is_in_the_way =
-      gathering_piece >= 0 && urgency_of(piece_idx) < urgency_of(gathering_piece);
-  if (is_in_the_way && gathering_transfer) gathering_transfer->interrupt();
+  if (gathering_piece < 0 || urgency_of(piece_idx) >= urgency_of(gathering_piece)) return;
+  is_in_the_way = true;  // an interrupt would be lost on a transfer that is just over
+  if (gathering_transfer) gathering_transfer->interrupt();
 }
 
 // Whoever claimed the piece waits for the others' shards and puts them in place. False where it was
@@ -33,7 +33,10 @@ bool Exchange::Impl::gather(std::int32_t piece_idx, int& waits_for) {
       check_failed();
       transfer = state(piece_idx).gathering[p];
       waits_for = peer;
-      if (gathering_piece == piece_idx) gathering_transfer = transfer;
+      if (gathering_piece == piece_idx) {
+        if (is_in_the_way) return false;
+        gathering_transfer = transfer;
+      }
     }
     if (!transfer) continue;
     if (!wait_once(transfer, peer, "its shard")) return false;
@@ -71,6 +74,7 @@ void Exchange::Impl::run_gatherer() {
       if (state(piece_idx).is_claimed) continue;
       state(piece_idx).is_claimed = true;
       gathering_piece = piece_idx;
+      is_in_the_way = false;
       lock.unlock();
       int peer = -1;
       const bool is_done = gather(piece_idx, peer);

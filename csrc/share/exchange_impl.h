@@ -56,6 +56,7 @@ struct Channel {
   std::vector<std::vector<std::byte>> received;  // by rank
   std::vector<std::byte> own;
   std::vector<TransferPtr> receiving;
+  bool is_published = false;  // by this rank, in this round
   bool is_sent = true;
   bool is_received = false;
 };
@@ -73,10 +74,14 @@ class Exchange::Impl {
     Kind kind = Kind::kNone;
     std::int32_t idx = 0;  // of the piece or channel
   };
+  struct Sent {
+    int peer;
+    TransferPtr transfer;
+  };
   struct UnderWay {
     Item item;
     std::int64_t size_bytes = 0;
-    std::vector<TransferPtr> transfers;
+    std::vector<Sent> transfers;
   };
   void run_sender();
   [[nodiscard]] bool is_too_far_ahead();
@@ -87,6 +92,9 @@ class Exchange::Impl {
   // exchange_sum.cpp
   void run_summer();
   void sum(std::int32_t piece_idx);
+  // In place of the summing thread, where there is one rank.
+  void sum_alone(std::int32_t bucket_idx);
+  void release_alone();
   void offer(std::int32_t piece_idx);
   void encode_mean(std::int32_t piece_idx);
   // What the others send of this rank's shard.
@@ -101,15 +109,25 @@ class Exchange::Impl {
 
   // exchange_watch.cpp
   void run_watcher();
-  void look_after_wait(bool& has_warned);
+  void look_after_wait(std::optional<Clock::time_point>& warned_of);
   [[nodiscard]] std::string describe_late(std::chrono::milliseconds waited);
   void fail(const std::string& reason) noexcept;
   // The cause of a transfer's failure, with what the peer said last.
   [[nodiscard]] std::string lost(int peer, const std::string& doing, const std::string& error);
   void tear_down() noexcept;
+  // Drops all transfers, then the connections: these close once nobody holds any of them, and what
+  // was given up is not written to any more.
+  void let_go() noexcept;
+  // Of all threads, without a goodbye.
+  void end() noexcept;
 
   // exchange.cpp
+  void connect();
   void lay_out(const Exchange::Memory& gradients, const Exchange::Memory& gathered);
+  // Throws once the exchange has failed. They may be gone, so nobody uses `peers` without.
+  [[nodiscard]] std::shared_ptr<Peers> connections() const;
+  [[nodiscard]] TransferPtr receive(std::byte* data, std::int64_t size_bytes, int peer,
+                                    std::uint32_t tag);
   void post_staging(std::int32_t piece_idx);
   void post_gathering(std::int32_t piece_idx);
   void post_channel(std::int32_t channel_idx);
@@ -124,6 +142,18 @@ class Exchange::Impl {
     }
   }
   void check_failed() const;  // with the mutex held
+  // What a call on the step's thread throws ends the exchange.
+  template <class Call>
+  void or_fail(const Call& call) {
+    try {
+      call();
+    } catch (const std::exception& error) {
+      fail(error.what());
+      const std::scoped_lock lock(mutex);
+      check_failed();
+      throw;
+    }
+  }
 
   [[nodiscard]] PieceMemory& memory(std::int32_t piece_idx) {
     return memories[static_cast<std::size_t>(piece_idx)];
@@ -148,6 +178,7 @@ class Exchange::Impl {
   std::vector<std::unique_ptr<std::byte[]>> wire_memory;
 
   mutable std::mutex mutex;
+  std::mutex alone;  // one callback at a time, where there is one rank and no summing thread
   // What each thread sleeps on: waking all for everything costs more than what is shared.
   std::condition_variable for_step, for_sender, for_summer, for_gatherer, for_watcher;
   std::shared_ptr<Peers> peers;  // dropped when the exchange has failed
@@ -167,6 +198,7 @@ class Exchange::Impl {
   std::vector<std::int32_t> expected;             // gathers that may come, not claimed
   std::int32_t gathering_piece = -1;              // what the gathering thread waits for
   TransferPtr gathering_transfer;
+  bool is_in_the_way = false;  // something more urgent is expected meanwhile
   std::int64_t started_bytes = 0, received_bytes = 0;  // of this round
   Clock::time_point last_progress;
   std::int64_t lead_bytes = 0;

@@ -8,6 +8,7 @@ namespace tradewind {
 namespace {
 
 constexpr std::chrono::milliseconds kStall{8};
+constexpr const char* kDoing = "it to take what is sent";
 
 std::uint32_t tag_of(const Exchange::Impl::Item& item) {
   return static_cast<std::uint32_t>(item.idx) * 4 + static_cast<std::uint32_t>(item.kind);
@@ -37,9 +38,14 @@ Exchange::Impl::Item Exchange::Impl::choose() const {
 
 Exchange::Impl::UnderWay Exchange::Impl::start(const Item& item) {
   UnderWay made{item, 0, {}};
+  const std::shared_ptr<Peers> to = connections();
   const auto send = [&](const void* data, std::int64_t size_bytes, int peer) {
     made.size_bytes += size_bytes;
-    made.transfers.push_back(peers->send(data, size_bytes, peer, tag_of(item)));
+    try {
+      made.transfers.push_back({peer, to->send(data, size_bytes, peer, tag_of(item))});
+    } catch (const std::exception& error) {
+      tradewind::fail(ErrorKind::kPeerLost, lost(peer, kDoing, error.what()));
+    }
   };
   // Each rank begins with its neighbour, so that not all send to the same one at once.
   for (int distance = 1; distance < size; ++distance) {
@@ -76,22 +82,21 @@ Exchange::Impl::UnderWay Exchange::Impl::start(const Item& item) {
     }
   }
   const std::scoped_lock lock(mutex);
-  sending.insert(sending.end(), made.transfers.begin(), made.transfers.end());
-  if (!failure.empty()) {
-    for (const TransferPtr& transfer : made.transfers) transfer->cancel();
+  for (const Sent& sent : made.transfers) {
+    sending.push_back(sent.transfer);
+    // Whoever cancelled all that was under way could not know of this.
+    if (is_closing || !failure.empty()) sent.transfer->cancel();
   }
   return made;
 }
 
 void Exchange::Impl::finish(const UnderWay& done) {
-  for (const TransferPtr& transfer : done.transfers) {
-    while (!transfer->wait()) {
-    }
-  }
+  for (const Sent& sent : done.transfers) wait_for(sent.transfer, sent.peer, kDoing);
   const std::scoped_lock lock(mutex);
   statistics.sent_bytes += done.size_bytes;
-  std::erase_if(sending, [&](const TransferPtr& sent) {
-    return std::find(done.transfers.begin(), done.transfers.end(), sent) != done.transfers.end();
+  std::erase_if(sending, [&](const TransferPtr& transfer) {
+    return std::any_of(done.transfers.begin(), done.transfers.end(),
+                       [&](const Sent& sent) { return sent.transfer == transfer; });
   });
   if (done.item.kind == Item::Kind::kGather) state(done.item.idx).is_sent = true;
   if (done.item.kind == Item::Kind::kPublish) {
@@ -156,7 +161,7 @@ void Exchange::Impl::run_sender() {
     lock.unlock();
     while (!under_way.empty()) finish_oldest();
   } catch (const std::exception& error) {
-    fail(lost(-1, "sending", error.what()));
+    fail(error.what());
   }
 }
 

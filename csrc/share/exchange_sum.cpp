@@ -48,6 +48,37 @@ void Exchange::Impl::offer(std::int32_t piece_idx) {
   for_step.notify_all();
 }
 
+void Exchange::Impl::sum_alone(std::int32_t bucket_idx) {
+  const std::scoped_lock one_at_a_time(alone);
+  const PlanBucket& bucket = plan.buckets()[static_cast<std::size_t>(bucket_idx)];
+  bool is_last = false;
+  for (std::int32_t i = 0; i < bucket.num_pieces; ++i) {
+    const std::int32_t piece_idx = bucket.first_piece_idx + i;
+    if (callbacks.on_sum) callbacks.on_sum(piece_idx);
+    bool is_held = false;
+    {
+      const std::scoped_lock lock(mutex);
+      PieceState& piece = state(piece_idx);
+      piece.is_summed = piece.is_sent = piece.is_gathered = true;
+      is_last = ++num_summed == order.size();
+      is_held = !is_released;
+      if (is_held && callbacks.on_release) held.push_back(piece_idx);
+    }
+    if (!is_held && callbacks.on_release) callbacks.on_release(piece_idx);
+  }
+  if (is_last && callbacks.on_all_summed) callbacks.on_all_summed();
+}
+
+void Exchange::Impl::release_alone() {
+  const std::scoped_lock one_at_a_time(alone);
+  std::vector<std::int32_t> released;
+  {
+    const std::scoped_lock lock(mutex);
+    released.swap(held);
+  }
+  for (const std::int32_t piece_idx : released) callbacks.on_release(piece_idx);
+}
+
 void Exchange::Impl::run_summer() {
   try {
     for (;;) {
@@ -99,7 +130,10 @@ void Exchange::Impl::run_summer() {
         state(piece_idx).is_summed = true;
         is_last = ++num_summed == order.size();
         is_held = callbacks.on_release && !is_released;
-        if (is_held) held.push_back(piece_idx);
+        if (is_held) {
+          held.push_back(piece_idx);
+          if (!urgency.empty()) for_sender.notify_all();  // for the lead; offer() does it else
+        }
         for_step.notify_all();
       }
       if (!is_held) offer(piece_idx);

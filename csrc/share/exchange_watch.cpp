@@ -25,14 +25,9 @@ std::string seconds_text(std::chrono::milliseconds duration) {
 
 std::string Exchange::Impl::lost(int peer, const std::string& doing, const std::string& error) {
   std::ostringstream text;
-  text << "rank " << rank;
-  if (peer >= 0) {
-    text << ": lost rank " << peer << " while waiting for " << doing;
-    const std::string last = board ? board->read(peer) : "";
-    if (!last.empty()) text << "; it said last: " << last;
-  } else {
-    text << ": lost a peer while " << doing;
-  }
+  text << "rank " << rank << ": lost rank " << peer << " while waiting for " << doing;
+  const std::string last = board ? board->read(peer) : "";
+  if (!last.empty()) text << "; it said last: " << last;
   text << " (" << error.substr(0, 200) << ")";
   return text.str();
 }
@@ -61,21 +56,20 @@ std::string Exchange::Impl::describe_late(std::chrono::milliseconds waited) {
   return text.str();
 }
 
-void Exchange::Impl::look_after_wait(bool& has_warned) {
+void Exchange::Impl::look_after_wait(std::optional<Clock::time_point>& warned_of) {
   std::chrono::milliseconds waited{0};
+  Clock::time_point since;
   {
     const std::scoped_lock lock(mutex);
-    if (!is_waiting) {
-      has_warned = false;
-      return;
-    }
+    if (!is_waiting) return;
+    since = waiting_since;
     waited = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - waiting_since);
   }
   if (waited >= options.deadline) {
     fail(describe_late(waited) + ". The deadline of " + seconds_text(options.deadline) +
          " is over; all ranks end");
-  } else if (waited >= options.patience && !has_warned) {
-    has_warned = true;
+  } else if (waited >= options.patience && warned_of != since) {
+    warned_of = since;
     if (callbacks.on_late) {
       callbacks.on_late(describe_late(waited) + ". It goes on waiting until " +
                         seconds_text(options.deadline));
@@ -108,24 +102,50 @@ void Exchange::Impl::fail(const std::string& reason) noexcept {
   wake_all();
 }
 
-// Connections close when the last transfer and Peers are gone: the other ranks notice at once.
+// The other ranks notice at once that the connections close.
 void Exchange::Impl::tear_down() noexcept {
   std::unique_lock lock(mutex);
   for_watcher.wait_for(lock, kTearDown, [&] { return num_live_threads == 1 && !is_waiting; });
-  std::vector<PieceState> gone;
-  gone.swap(states);
-  states.resize(gone.size());
-  std::vector<std::vector<TransferPtr>> receiving{std::exchange(sending, {})};
-  for (Channel& channel : channels) receiving.push_back(std::exchange(channel.receiving, {}));
-  std::shared_ptr<Peers> connections = std::move(peers);
   lock.unlock();
-  gone.clear();
-  receiving.clear();
-  connections.reset();
+  let_go();
+}
+
+void Exchange::Impl::let_go() noexcept {
+  std::shared_ptr<Peers> closing;
+  const std::scoped_lock lock(mutex);
+  const auto drop = [](std::vector<TransferPtr>& transfers) {
+    for (TransferPtr& transfer : transfers) transfer = nullptr;
+  };
+  for (PieceState& piece : states) {
+    drop(piece.staging);
+    drop(piece.gathering);
+  }
+  for (Channel& channel : channels) drop(channel.receiving);
+  sending.clear();
+  gathering_transfer = nullptr;
+  closing = std::move(peers);  // goes when the mutex is free again
+}
+
+void Exchange::Impl::end() noexcept {
+  {
+    const std::scoped_lock lock(mutex);
+    is_closing = true;
+    for (const TransferPtr& transfer : sending) transfer->cancel();
+    for (PieceState& piece : states) {
+      for (const auto* open : {&piece.staging, &piece.gathering}) {
+        for (const TransferPtr& transfer : *open) {
+          if (transfer) transfer->cancel();
+        }
+      }
+    }
+    wake_all();
+  }
+  for (std::thread& thread : threads) thread.join();
+  let_go();
 }
 
 void Exchange::Impl::run_watcher() {
-  bool has_warned = false;
+  std::optional<Clock::time_point> warned_of;
   auto last_post = Clock::now() - kPostEvery;
   for (;;) {
     std::string text;
@@ -147,7 +167,7 @@ void Exchange::Impl::run_watcher() {
       board->post(text);
       last_post = now;
     }
-    look_after_wait(has_warned);
+    look_after_wait(warned_of);
   }
   tear_down();
 }
