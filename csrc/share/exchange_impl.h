@@ -95,6 +95,7 @@ class Exchange::Impl {
   // In place of the summing thread, where there is one rank.
   void sum_alone(std::int32_t bucket_idx);
   void release_alone();
+  void offer_alone(std::int32_t piece_idx);
   void offer(std::int32_t piece_idx);
   void encode_mean(std::int32_t piece_idx);
   // What the others send of this rank's shard.

@@ -60,13 +60,20 @@ void Exchange::Impl::sum_alone(std::int32_t bucket_idx) {
       const std::scoped_lock lock(mutex);
       PieceState& piece = state(piece_idx);
       piece.is_summed = piece.is_sent = piece.is_gathered = true;
+      piece.is_offered = !callbacks.on_release;
       is_last = ++num_summed == order.size();
       is_held = !is_released;
       if (is_held && callbacks.on_release) held.push_back(piece_idx);
     }
-    if (!is_held && callbacks.on_release) callbacks.on_release(piece_idx);
+    if (!is_held && callbacks.on_release) offer_alone(piece_idx);
   }
   if (is_last && callbacks.on_all_summed) callbacks.on_all_summed();
+}
+
+void Exchange::Impl::offer_alone(std::int32_t piece_idx) {
+  callbacks.on_release(piece_idx);
+  const std::scoped_lock lock(mutex);
+  state(piece_idx).is_offered = true;
 }
 
 void Exchange::Impl::release_alone() {
@@ -76,7 +83,7 @@ void Exchange::Impl::release_alone() {
     const std::scoped_lock lock(mutex);
     released.swap(held);
   }
-  for (const std::int32_t piece_idx : released) callbacks.on_release(piece_idx);
+  for (const std::int32_t piece_idx : released) offer_alone(piece_idx);
 }
 
 void Exchange::Impl::run_summer() {
