@@ -1,4 +1,5 @@
 # make demo     set up, train a small model on real data, draw its report
+# make demo-distributed  the same by two ranks that share gradients
 # make test     everything that proves the engine right
 # make test-torch-suite  PyTorch's own optimizer suite over our classes (downloads its file once)
 # make bench    the figures of the README, measured on this machine
@@ -6,11 +7,15 @@
 PYTHON ?= python3
 VENV_PYTHON := .venv/bin/python
 
-.PHONY: demo test test-torch-suite bench gpu format stubs clean
+.PHONY: demo demo-distributed test test-torch-suite bench gpu format stubs clean
 
 demo:
 	@PYTHON=$(PYTHON) scripts/setup.sh demo
 	@$(VENV_PYTHON) examples/digits.py
+
+demo-distributed:
+	@PYTHON=$(PYTHON) scripts/setup.sh demo
+	@OMP_NUM_THREADS=1 $(VENV_PYTHON) -m torch.distributed.run --nproc-per-node=2 examples/digits.py
 
 test:
 	@PYTHON=$(PYTHON) scripts/setup.sh test

@@ -4,7 +4,8 @@
 
 DATA is a folder with train/CLASS/*.jpg or with a zip of that ("train" in its name), or the zip.
 Without --data: the channel "training" (SM_CHANNEL_TRAINING). Options may also come as
-hyperparameters. Where SM_MODEL_DIR is set, the model is left there.
+hyperparameters. Where SM_MODEL_DIR is set, the model is left there. Several ranks share each batch:
+torchrun --nproc-per-node=2 examples/cifar10.py ...
 """
 
 import argparse
@@ -84,7 +85,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--data", default=here.channels.get("training", shared))
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--steps", type=int, help="stop after this many updates")
-    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--batch", type=int, default=128, help="of all ranks together")
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--run", default="runs/cifar10")
     known = {action.dest for action in parser._actions}
@@ -96,20 +97,25 @@ def main() -> None:
     options = parse()
     torch.manual_seed(0)
     train = Images(Path(options.data))
-    loader = DataLoader(train, batch_size=options.batch, shuffle=True, drop_last=True)
-    steps = options.steps or options.epochs * len(loader)
+    world_size = tw.place().world_size
+    rank_batch = options.batch // world_size
+    loader = DataLoader(train, batch_size=rank_batch, shuffle=True, drop_last=True)
+    epoch_steps = len(loader) // world_size
+    steps = options.steps or options.epochs * epoch_steps
     model = make_model(len(train.classes))
     recipe = tw.SGD(lr=options.lr, momentum=0.9, nesterov=True, weight_decay=5e-4)
-    engine = tw.Engine(model, recipe, precision="amp-bf16", clip_norm=5.0, run=options.run)
+    engine = tw.Engine(
+        model, recipe, precision="amp-bf16", clip_norm=5.0, share=tw.Share(), run=options.run
+    )
     schedule = torch.optim.lr_scheduler.OneCycleLR(engine.optimizer, options.lr, total_steps=steps)
-    for images, labels in engine.batches(loader, epochs=-(-steps // len(loader))):
+    for images, labels in engine.batches(loader, epochs=-(-steps // epoch_steps)):
         logits = engine(images.to(memory_format=torch.channels_last))
         engine.log(accuracy=(logits.argmax(1) == labels).float().mean())
         engine.step(F.cross_entropy(logits, labels))
         schedule.step()
         if engine.num_steps == steps:
             break
-    if here := tw.place().model_dir:
+    if (here := tw.place().model_dir) and engine.rank == 0:
         torch.save(model.state_dict(), Path(here) / "model.pt")
     engine.close()
     print(f"loss {engine.last_result.loss:.3f}; report: {engine.report()}")

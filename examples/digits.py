@@ -1,6 +1,7 @@
 """Train a small convolutional net on scikit-learn's handwritten digits: the demo.
 
     python examples/digits.py [--epochs 20] [--run runs/digits]
+    torchrun --nproc-per-node=2 examples/digits.py
 
 1,797 images of 8x8 pixels (Alpaydin and Kaynak, 1998) come with scikit-learn: nothing is fetched.
 """
@@ -57,18 +58,21 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--batch", type=int, default=64, help="of all ranks together")
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--run", default=f"runs/digits-{time.strftime('%Y%m%d-%H%M%S')}")
     options = parser.parse_args()
 
     torch.manual_seed(0)
     train, test = load()
-    loader = DataLoader(train, batch_size=options.batch, shuffle=True, drop_last=True)
+    world_size = tw.place().world_size
+    rank_batch = options.batch // world_size
+    loader = DataLoader(train, batch_size=rank_batch, shuffle=True, drop_last=True)
     model = make_model()
-    engine = tw.Engine(model, tw.AdamW(lr=options.lr), clip_norm=1.0, run=options.run)
+    recipe = tw.AdamW(lr=options.lr)
+    engine = tw.Engine(model, recipe, clip_norm=1.0, share=tw.Share(), run=options.run)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
-        engine.optimizer, T_max=options.epochs * len(loader)
+        engine.optimizer, T_max=options.epochs * len(loader) // world_size
     )
 
     began = time.perf_counter()
@@ -79,11 +83,17 @@ def main() -> None:
 
     result = accuracy(engine, test)
     engine.log(test_accuracy=result)
+    sharing = engine.stats().get("sharing")
+    is_first = engine.rank == 0
     engine.close()
     report = engine.report()
-    samples = options.epochs * len(loader) * options.batch
+    if not is_first:
+        return
+    samples = options.epochs * len(loader) * rank_batch
     print(f"test accuracy {result:.2%} after {options.epochs} epochs in {seconds:.1f} s")
     print(f"{samples / seconds:,.0f} samples/s")
+    if sharing:
+        print(f"{world_size} ranks: {sharing['hidden']:.0%} of the communication was hidden")
     print(f"report: {os.path.relpath(report)}")
 
 

@@ -95,7 +95,8 @@ void register_share(py::module_& module) {
   py::class_<Exchange::Statistics>(module, "ExchangeStatistics")
       .def_readonly("num_rounds", &Exchange::Statistics::num_rounds)
       .def_readonly("sent_bytes", &Exchange::Statistics::sent_bytes)
-      .def_readonly("waited_s", &Exchange::Statistics::waited_s);
+      .def_readonly("waited_s", &Exchange::Statistics::waited_s)
+      .def_readonly("busy_s", &Exchange::Statistics::busy_s);
 
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
   using Shared = SharedGradients;

@@ -385,6 +385,10 @@ void Exchange::begin(std::int64_t num_contributors) {
     piece.is_claimed = piece.is_gathered = false;
   }
   impl_->expected.clear();
+  if (impl_->started_bytes > 0) {
+    impl_->statistics.busy_s +=
+        std::chrono::duration<double>(impl_->round_ended - impl_->round_began).count();
+  }
   impl_->started_bytes = impl_->received_bytes = 0;
   impl_->last_progress = Clock::now();
   // Shrinks again where it has grown too long.

@@ -103,6 +103,7 @@ class Exchange {
     std::int64_t num_rounds = 0;
     std::int64_t sent_bytes = 0;
     double waited_s = 0.0;  // of the step's thread
+    double busy_s = 0.0;    // from a round's first byte to its last, over rounds that have ended
   };
   [[nodiscard]] Statistics statistics() const;
 

@@ -53,6 +53,7 @@ bool Exchange::Impl::gather(std::int32_t piece_idx, int& waits_for) {
   post_gathering(piece_idx);
   const std::scoped_lock lock(mutex);
   state(piece_idx).is_gathered = true;
+  round_ended = Clock::now();
   for_step.notify_all();
   for_sender.notify_all();
   return true;

@@ -202,6 +202,7 @@ class Exchange::Impl {
   bool is_in_the_way = false;  // something more urgent is expected meanwhile
   std::int64_t started_bytes = 0, received_bytes = 0;  // of this round
   Clock::time_point last_progress;
+  Clock::time_point round_began, round_ended;
   std::int64_t lead_bytes = 0;
   std::deque<std::int32_t> publishing;
   std::vector<TransferPtr> sending;

@@ -155,6 +155,7 @@ void Exchange::Impl::run_sender() {
       under_way.push_back(start(item));
       window += under_way.back().size_bytes;
       lock.lock();
+      if (is_bulk && started_bytes == 0) round_began = round_ended = last_progress;
       if (is_bulk) started_bytes += under_way.back().size_bytes;
       for_gatherer.notify_all();
     }

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -204,3 +206,14 @@ def _missing(name: str, beside: str, env: Mapping[str, str]) -> ValueError:
         f"environment variable {name}: expected it beside {beside}={env.get(beside)!r}, but it is "
         f"not set; start the processes with torchrun, or unset {beside} to run alone"
     )
+
+
+class _CallableModule(ModuleType):
+    """`tw.place` is a function to users. Whoever imports this module first makes that name the
+    module instead, which therefore answers a call as the function does."""
+
+    def __call__(self, environ: Mapping[str, str] | None = None) -> Place:
+        return place(environ)
+
+
+sys.modules[__name__].__class__ = _CallableModule

@@ -161,3 +161,9 @@ def test_place_loads_no_torch() -> None:
     code = "import sys, tradewind.place as p; p.place({}); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "False", done.stderr
+
+
+def test_the_public_name_is_callable_whoever_imports_the_module_first():
+    code = "import tradewind.place, tradewind as tw; print(tw.place().kind, tw.place({}).rank)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout.split()[1] == "0", result.stderr

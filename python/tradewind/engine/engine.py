@@ -241,6 +241,15 @@ class Engine:
         return self._options.accumulate
 
     @property
+    def rank(self) -> int:
+        """Of this process among those that share; 0 alone."""
+        return self._sharing.rank if self._sharing is not None else 0
+
+    @property
+    def world_size(self) -> int:
+        return self._sharing.size if self._sharing is not None else 1
+
+    @property
     def device(self) -> torch.device:
         return self._adopted.parameters[0].device
 
@@ -489,6 +498,10 @@ class Engine:
         clipping), `zero_fraction` of its gradient and `update_ratio`, the 2-norm of its update over
         its own (NaN where none was applied). Without an update so far, `parameters` is empty. On a
         GPU nothing waits: the numbers are those of the last update that has delivered them.
+
+        With `share=` and several ranks also `sharing`: `num_rounds`, `sent_bytes` of this rank,
+        `busy_s` (from each round's first byte to its last), `waited_s` (what of it this rank waited
+        for) and `hidden`, the rest's share. With strategy="sharded" `update_ratio` is NaN.
         """
         self._take_numbers()
         outcome = self._last_outcome
@@ -499,6 +512,7 @@ class Engine:
             "clip_factor": outcome.clip_factor if outcome else None,
             "loss_scale": self._loss_scale.value if self._loss_scale else None,
             "parameters": self._parameter_stats(outcome) if outcome else {},
+            **({"sharing": self._sharing.statistics()} if self._sharing else {}),
         }
 
     def _parameter_stats(self, outcome: Outcome) -> dict[str, dict[str, float]]:

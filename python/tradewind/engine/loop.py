@@ -33,7 +33,7 @@ def run_batches(
     total = length * epochs if length is not None else None
     with contextlib.closing(Progress(total, mode=mode)) as progress:
         meter.start()
-        found = _epochs(loader, rank_batches, epochs, meter)
+        found = _epochs(loader, rank_batches, epochs, meter, engine.world_size)
         if sharing is not None:
             found = _announce_last(found, engine)
         num_batches = 0
@@ -49,13 +49,17 @@ def run_batches(
 
 
 def _epochs(
-    loader: Iterable[Any], rank_batches: RankBatches | None, epochs: int, meter: Meter
+    loader: Iterable[Any],
+    rank_batches: RankBatches | None,
+    epochs: int,
+    meter: Meter,
+    world_size: int,
 ) -> Iterator[tuple[Any, int]]:
     for epoch in range(epochs):
         _set_epoch(loader, epoch)
         if rank_batches is not None:
             rank_batches.set_epoch(epoch)
-        yield from _timed(loader if rank_batches is None else rank_batches, meter)
+        yield from _timed(loader if rank_batches is None else rank_batches, meter, world_size)
 
 
 def _announce_last(batches: Iterator[tuple[Any, int]], engine: Engine) -> Iterator[tuple[Any, int]]:
@@ -76,7 +80,8 @@ def _length(loader: Iterable[Any]) -> int | None:
         return None
 
 
-def _timed(loader: Iterable[Any], meter: Meter) -> Iterator[tuple[Any, int]]:
+def _timed(loader: Iterable[Any], meter: Meter, world_size: int) -> Iterator[tuple[Any, int]]:
+    """Batches, and how many samples all ranks took with each: as many as this one."""
     batches = iter(loader)
     while True:
         asked = time.perf_counter()
@@ -84,7 +89,7 @@ def _timed(loader: Iterable[Any], meter: Meter) -> Iterator[tuple[Any, int]]:
             batch = next(batches)
         except StopIteration:
             return
-        samples = count_samples(batch)
+        samples = count_samples(batch) * world_size
         meter.batch(samples, time.perf_counter() - asked)
         yield batch, samples
 

@@ -3,6 +3,7 @@ settled, and which overlap is the faster."""
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 import weakref
@@ -19,7 +20,7 @@ from tradewind.engine.readers import ReaderRecord
 from tradewind.engine.sharded import ShardedOptimizer, ShardedUpdate, check_shardable
 from tradewind.optim.fused import FusedOptimizer, Orders, Outcome
 from tradewind.place import place
-from tradewind.share.gradient_sharing import describe, make_native
+from tradewind.share.gradient_sharing import describe, make_native, statistics_of
 from tradewind.share.options import Share
 from tradewind.share.rendezvous import Meeting, check_alive, meet
 
@@ -243,6 +244,14 @@ class Sharing:
         if late is not None:
             late.finish()
             late.outcome.over()
+
+    def statistics(self) -> dict[str, float]:
+        """As `GradientSharing.statistics`, and `hidden`: the part of busy_s that nobody waited
+        for."""
+        found = statistics_of(self.shared)
+        busy = found["busy_s"]
+        hidden = max(0.0, 1.0 - found["waited_s"] / busy) if busy > 0 else math.nan
+        return {**found, "hidden": hidden}
 
     def waited_s(self) -> float:
         """Seconds that the step's thread waited for other ranks since this was asked last."""

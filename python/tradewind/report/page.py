@@ -25,6 +25,7 @@ _TITLES = {
     "lr": "Learning rate",
     "clip_factor": "Clip factor",
     "wait_s": "Wait for input, s",
+    "share_wait_s": "Wait for other ranks, s",
     "step_s": "Step time, s",
 }
 _LARGE = ("loss",)

@@ -43,6 +43,10 @@ def tiles(
     rate = curves.get("samples_per_s")
     if rate is not None and rate.finite.size:
         found.append(Tile("samples/s, median", number_text(float(np.median(rate.finite)))))
+    waits, steps = curves.get("share_wait_s"), curves.get("step_s")
+    if waits is not None and steps is not None and waits.finite.size and steps.finite.size:
+        exposed = float(np.median(waits.finite)) / float(np.median(steps.finite))
+        found.append(Tile("waiting for other ranks", f"{exposed:.1%} of a step"))
     if "vetoed" in curves:
         found.append(Tile("vetoed updates", f"{len(vetoed):,}", bool(vetoed)))
     if len(record.attempts) > 1:

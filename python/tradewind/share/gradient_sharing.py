@@ -185,14 +185,10 @@ class GradientSharing(torch.nn.Module, Joinable):
         return int(self._native.statistics().num_rounds)
 
     def statistics(self) -> dict[str, float]:
-        """`num_rounds`, `sent_bytes` of gradients, and `waited_s`, the time that backwards waited
-        for other ranks: what sharing cost beyond what it hid."""
-        found = self._native.statistics()
-        return {
-            "num_rounds": found.num_rounds,
-            "sent_bytes": found.sent_bytes,
-            "waited_s": found.waited_s,
-        }
+        """`num_rounds`, `sent_bytes` of gradients, `waited_s`, the time that backwards waited for
+        other ranks, and `busy_s`, from each round's first byte to its last: what sharing cost, and
+        what it would have cost if nothing had been hidden behind computing."""
+        return statistics_of(self._native)
 
     # --- values and buffers -----------------------------------------------------------------------
 
@@ -309,6 +305,12 @@ class _ShadowRounds(JoinHook):
     def post_hook(self, is_last_joiner: bool) -> None:
         source = self.sharing._common_rank(candidate=is_last_joiner)
         self.sharing._broadcast_states(source)
+
+
+def statistics_of(shared: native.SharedGradients) -> dict[str, float]:
+    found = shared.statistics()
+    names = ("num_rounds", "sent_bytes", "waited_s", "busy_s")
+    return {name: getattr(found, name) for name in names}
 
 
 def describe(named: Iterable[tuple[str, torch.nn.Parameter]], share: Share) -> dict[str, Any]:
