@@ -1,0 +1,31 @@
+"""`tw.GradientSharing` under DistributedDataParallel's name, wherever torch has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+import tradewind as tw
+
+
+class InDDPsPlace(tw.GradientSharing):
+    """GradientSharing, where the CPU stands in for the GPU that `device_ids` names."""
+
+    def __init__(self, module: torch.nn.Module, device_ids: Any = None, **options: Any) -> None:
+        options.pop("output_device", None)
+        super().__init__(module, options.pop("process_group", None), **options)
+
+    # Of torch, for modules of either class; it marks the module alone.
+    _set_params_and_buffers_to_ignore_for_model = staticmethod(
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+    )
+
+
+def install() -> None:
+    import torch.nn.parallel as parallel
+    import torch.nn.parallel.distributed as distributed
+
+    for module in (parallel, distributed):
+        module.DistributedDataParallel = InDDPsPlace  # type: ignore[misc]
