@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -52,7 +53,8 @@ class GradientSharing(torch.nn.Module, Joinable):
             Engine. Without an Engine the update cannot wait for the next forward: every overlap is
             "backward".
         timeout: a wait this long ends in `tw.SharingError` on every rank.
-        broadcast_buffers: buffers are rank 0's before each forward that trains.
+        broadcast_buffers: buffers are rank 0's, from the start and before each forward that trains.
+        forward_sync_buffers: the same, but that False leaves them rank 0's at the start.
         ddp: DistributedDataParallel's other keywords. `bucket_cap_mb` is taken;
             `find_unused_parameters`, `gradient_as_bucket_view`, `static_graph`, `check_reduction`
             and `dim` change nothing; the others are refused by name.
@@ -113,22 +115,40 @@ class GradientSharing(torch.nn.Module, Joinable):
         self.module = module
         self._named = named
         self._ignored = ignored
-        if broadcast_buffers is None:
-            broadcast_buffers = True if forward_sync_buffers is None else forward_sync_buffers
-        self.broadcast_buffers = broadcast_buffers
+        at_start = broadcast_buffers is not False or forward_sync_buffers is not None
+        self.broadcast_buffers = at_start if forward_sync_buffers is None else forward_sync_buffers
         self.require_backward_grad_sync = True
         self._syncs_buffers_next = True
         self._divides_by_all = True
         self._num_reported = 0
-        self._meeting = meet(process_group, timeout)
-        self._meeting.check_agreement(describe(named, self._share))
-        self._native = make_native(self._meeting, named, self._share, settles_itself=True)
+        self._connected = self._connect()
         if init_sync:
-            self._broadcast_states(source=0)
+            self._broadcast_states(source=0, with_buffers=at_start)
+
+    def _connect(self) -> tuple[Meeting, native.SharedGradients]:
+        meeting = meet(self._share.process_group, self._share.timeout)
+        meeting.check_agreement(describe(self._named, self._share))
+        return meeting, make_native(meeting, self._named, self._share, settles_itself=True)
+
+    @property
+    def _meeting(self) -> Meeting:
+        return self._ensured()[0]
+
+    @property
+    def _native(self) -> native.SharedGradients:
+        return self._ensured()[1]
+
+    def _ensured(self) -> tuple[Meeting, native.SharedGradients]:
+        """A copy meets the other ranks only once it trains: there may be none of them elsewhere."""
+        if self._connected is None:
+            self._connected = self._connect()
+        return self._connected
 
     # --- forward and backward ---------------------------------------------------------------------
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self._connected is None and not torch.is_grad_enabled():
+            return self.module(*args, **kwargs)
         native_half = self._native
         if native_half.is_backward_open():
             native_half.abandon(f"rank {self._meeting.rank}: a backward ended with an error")
@@ -182,7 +202,7 @@ class GradientSharing(torch.nn.Module, Joinable):
     @property
     def num_rounds(self) -> int:
         """Backwards whose gradients were shared."""
-        return int(self._native.statistics().num_rounds)
+        return 0 if self._connected is None else int(self._native.statistics().num_rounds)
 
     def statistics(self) -> dict[str, float]:
         """`num_rounds`, `sent_bytes` of gradients, `waited_s`, the time that backwards waited for
@@ -195,9 +215,9 @@ class GradientSharing(torch.nn.Module, Joinable):
     def _buffers_to_share(self) -> list[torch.Tensor]:
         return [b for name, b in self.module.named_buffers() if name not in self._ignored]
 
-    def _broadcast_states(self, source: int) -> None:
+    def _broadcast_states(self, source: int, *, with_buffers: bool) -> None:
         states = [parameter.detach() for _, parameter in self._named]
-        if self.broadcast_buffers:
+        if with_buffers:
             states += [buffer.detach() for buffer in self._buffers_to_share()]
         self._broadcast(states, source)
 
@@ -277,11 +297,30 @@ class GradientSharing(torch.nn.Module, Joinable):
             "use codec='bf16', 'fp16', 'int8' or 'powersgd'"
         )
 
+    def _set_static_graph(self) -> None:
+        """Nothing: what a backward reaches may change or stay."""
+
+    @property
+    def process_group(self) -> dist.ProcessGroup | None:
+        return self._meeting.group
+
+    @property
+    def forward_sync_buffers(self) -> bool:
+        return self.broadcast_buffers
+
+    @property
+    def parameters_to_ignore(self) -> set[str]:
+        return self._ignored
+
     def __getstate__(self) -> dict[str, Any]:
-        raise TypeError(
-            "GradientSharing cannot be pickled or copied: it owns connections; save "
-            "model.module, or model.state_dict()"
-        )
+        group = self._share.process_group
+        if group is not None and group is not dist.group.WORLD:
+            raise ValueError(
+                "process_group: a copy shares among all ranks, but this one is of a group of its "
+                "own; copy or save model.module, or model.state_dict()"
+            )
+        share = replace(self._share, process_group=None)
+        return {**self.__dict__, "_connected": None, "_share": share}
 
 
 class _ShadowRounds(JoinHook):
@@ -289,6 +328,7 @@ class _ShadowRounds(JoinHook):
 
     def __init__(self, sharing: GradientSharing, divides_by_all: bool) -> None:
         self.sharing = sharing
+        self._owns_gradients = False
         sharing._native.set_divide_by_all(divides_by_all)
         super().__init__()
 
@@ -299,12 +339,27 @@ class _ShadowRounds(JoinHook):
         syncs = sharing._agree_on_syncing(is_joined=True)
         sharing._syncs_buffers_next = syncs
         if syncs:
+            kept = self._take_gradients()
             sharing._native.shadow_round()
             sharing._native.settle()
+            for parameter, gradient in kept:
+                parameter.grad = gradient
+
+    def _take_gradients(self) -> list[tuple[torch.nn.Parameter, torch.Tensor | None]]:
+        """`.grad` stays as this rank's last step left it: the means of rounds that it merely
+        attends are not its own, and would be summed up in its next backward."""
+        parameters = [p for _, p in self.sharing._named if p.requires_grad]
+        if not self._owns_gradients:
+            self._owns_gradients = True
+            for parameter in parameters:
+                if parameter.grad is not None:  # it may lie in the bucket
+                    parameter.grad = parameter.grad.clone()
+        return [(parameter, parameter.grad) for parameter in parameters]
 
     def post_hook(self, is_last_joiner: bool) -> None:
-        source = self.sharing._common_rank(candidate=is_last_joiner)
-        self.sharing._broadcast_states(source)
+        sharing = self.sharing
+        source = sharing._common_rank(candidate=is_last_joiner)
+        sharing._broadcast_states(source, with_buffers=sharing.broadcast_buffers)
 
 
 def statistics_of(shared: native.SharedGradients) -> dict[str, float]:
@@ -382,6 +437,12 @@ def _check_parameter(name: str, parameter: torch.nn.Parameter) -> None:
         raise RuntimeError(
             f"parameter {name!r}: is lazy and has no shape yet; run one batch through the module "
             "first"
+        )
+    if getattr(parameter, "_in_backward_optimizers", None):
+        raise NotImplementedError(
+            f"parameter {name!r}: has an optimizer that steps during backward "
+            "(_apply_optimizer_in_backward), before gradients are shared; step after backward, or "
+            "use tw.Engine"
         )
     if parameter.device.type != "cpu":
         raise NotImplementedError(
