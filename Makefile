@@ -1,7 +1,7 @@
 # make demo     set up, train a small model on real data, draw its report
 # make demo-distributed  the same by two ranks that share gradients
 # make test     everything that proves the engine right
-# make test-torch-suite  PyTorch's own optimizer suite over our classes (downloads its file once)
+# make test-torch-suite  PyTorch's own tests over our classes (downloads their files once)
 # make bench    the figures of the README, measured on this machine
 # make gpu      build in the current Python, run the GPU tests and benchmarks (no network needed)
 PYTHON ?= python3
@@ -24,6 +24,7 @@ test:
 test-torch-suite:
 	@PYTHON=$(PYTHON) scripts/setup.sh test
 	$(VENV_PYTHON) tests/torch_suite/run.py $(SUITE_ARGS)
+	$(VENV_PYTHON) tests/torch_suite/distributed.py $(SUITE_ARGS)
 
 bench:
 	@PYTHON=$(PYTHON) scripts/setup.sh test

@@ -14,6 +14,7 @@ import argparse
 import fnmatch
 import importlib.util
 import os
+import re
 import sys
 import unittest
 from collections.abc import Iterator
@@ -62,7 +63,16 @@ def tests_of(suite: unittest.TestSuite) -> Iterator[unittest.TestCase]:
 def run(path: Path, pattern: str, quick: bool) -> bool:
     """Run what matches; print failures and the table of counts. False where something failed."""
     module = load(path)
+    from optimizers import LIKE
     from results import Result, name_of
+
+    class ByOptimizer(Result):
+        title = "optimizer"
+        reasons = frozenset(SKIPS.values())
+
+        def group_of(self, test: unittest.TestCase) -> str:
+            found = re.search(rf"_({'|'.join(LIKE)})_(cpu|cuda)", name_of(test))
+            return found[1] if found else "(several)"
 
     tests = list(tests_of(unittest.TestLoader().loadTestsFromModule(module)))
     unused = set(SKIPS)
@@ -77,8 +87,8 @@ def run(path: Path, pattern: str, quick: bool) -> bool:
         if fnmatch.fnmatchcase(name_of(test), pattern)
         and not (quick and fnmatch.fnmatchcase(name_of(test), LARGE))
     ]
-    result = unittest.TextTestRunner(resultclass=Result).run(unittest.TestSuite(chosen))
-    assert isinstance(result, Result)
+    result = unittest.TextTestRunner(resultclass=ByOptimizer).run(unittest.TestSuite(chosen))
+    assert isinstance(result, ByOptimizer)
     print(result.table())
     for skipped in sorted(unused):
         print(f"skips.py: {skipped} matches no test of {path}; remove it")
