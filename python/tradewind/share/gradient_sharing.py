@@ -153,13 +153,15 @@ class GradientSharing(torch.nn.Module, Joinable):
         if native_half.is_backward_open():
             native_half.abandon(f"rank {self._meeting.rank}: a backward ended with an error")
         check_alive(self._meeting.group)
-        trains = torch.is_grad_enabled()
-        if trains and self.require_backward_grad_sync and self._meeting.group is not None:
-            Join.notify_join_context(self)
+        # Every forward: ranks without data attend each of them.
+        Join.notify_join_context(self)
         if self._will_sync_buffers():
             self._sync_buffers(is_joined=False)
+        trains = torch.is_grad_enabled()
+        if trains:
+            self._syncs_buffers_next = self.require_backward_grad_sync
         if self._joins():
-            self._agree_on_syncing(is_joined=False)
+            self._tell_joined(syncs=trains and self.require_backward_grad_sync)
         native_half.tell("forward")
         outputs = self.module(*args, **kwargs)
         if trains:
@@ -170,7 +172,6 @@ class GradientSharing(torch.nn.Module, Joinable):
         """The first node of a backward through these outputs opens it, so that nested ones
         (reentrant checkpointing) are known to be nested."""
         syncs = self.require_backward_grad_sync
-        self._syncs_buffers_next = syncs
         native_half = self._native
         native_half.set_syncing(syncs)
 
@@ -230,9 +231,10 @@ class GradientSharing(torch.nn.Module, Joinable):
         return self._will_sync_buffers()
 
     def _will_sync_buffers(self) -> bool:
+        # Ranks without data cannot know whether the others train.
+        trains = torch.is_grad_enabled() and self.training
         return (
-            torch.is_grad_enabled()
-            and self.training
+            (trains or self._joins())
             and self._syncs_buffers_next
             and self.broadcast_buffers
             and self._meeting.group is not None
@@ -259,10 +261,17 @@ class GradientSharing(torch.nn.Module, Joinable):
     def _joins(self) -> bool:
         return bool(self._join_config.enable) and self._meeting.group is not None
 
-    def _agree_on_syncing(self, *, is_joined: bool) -> bool:
-        syncs = torch.tensor([int(not is_joined and self.require_backward_grad_sync)])
-        dist.all_reduce(syncs, group=self._meeting.group)
-        return bool(int(syncs))
+    def _tell_joined(self, *, syncs: bool) -> None:
+        plans = torch.tensor([int(syncs), int(self._syncs_buffers_next)])
+        dist.all_reduce(plans, group=self._meeting.group)
+
+    def _ask_active(self) -> tuple[bool, bool]:
+        """Whether the others share gradients in this forward's backward, and buffers in the next
+        forward."""
+        plans = torch.zeros(2, dtype=torch.int64)
+        dist.all_reduce(plans, group=self._meeting.group)
+        syncs, syncs_buffers_next = plans.tolist()
+        return syncs > 0, syncs_buffers_next > 0
 
     def join(
         self,
@@ -336,8 +345,7 @@ class _ShadowRounds(JoinHook):
         sharing = self.sharing
         if sharing._will_sync_buffers():
             sharing._sync_buffers(is_joined=True)
-        syncs = sharing._agree_on_syncing(is_joined=True)
-        sharing._syncs_buffers_next = syncs
+        syncs, sharing._syncs_buffers_next = sharing._ask_active()
         if syncs:
             kept = self._take_gradients()
             sharing._native.shadow_round()
