@@ -254,9 +254,20 @@ class Engine:
         return self._adopted.parameters[0].device
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model's forward in the engine's precision; 16-bit outputs come as float32."""
-        if self._sharing is not None:
-            self._sharing.before_forward()
+        """Run the model's forward in the engine's precision; 16-bit outputs come as float32. Where
+        ranks share, an error in a forward that trains ends sharing on every rank."""
+        sharing = self._sharing
+        if sharing is None:
+            return self._run_forward(args, kwargs)
+        try:
+            sharing.before_forward()
+            return self._run_forward(args, kwargs)
+        except BaseException as error:
+            if torch.is_grad_enabled():
+                sharing.failed(error, "forward")
+            raise
+
+    def _run_forward(self, args: Any, kwargs: Any) -> Any:
         if torch.is_grad_enabled():
             self._begin_step()
             if self._graphed_forward is not None and self.model.training:
@@ -458,6 +469,8 @@ class Engine:
         self.optimizer.step()
         outcome = self.optimizer.outcome
         assert outcome is not None
+        if self._sharing is not None and not outcome.applied:
+            outcome.nonfinite = tuple(self._sharing.shared.nonfinite())
         return outcome
 
     def _take_numbers(self, *, wait: bool = False) -> None:
@@ -483,7 +496,7 @@ class Engine:
             what = "its update" if self._options.updates_in_backward else "the update"
             unit = "elements" if self.device.type == "cpu" else "gradients"
             warnings.warn(
-                f"step {result.step}: the gradient of {result.first_nonfinite!r} is not finite "
+                f"step {result.step}: {_nonfinite_text(result)} "
                 f"({result.num_nonfinite} NaN or infinite {unit} in all); {what} was skipped "
                 f"and nothing changed ({self._num_reported} skipped so far)",
                 RuntimeWarning,
@@ -696,6 +709,17 @@ class Engine:
         finally:
             self._let_go()
 
+    def _abort(self, error: BaseException) -> None:
+        """Let go in the middle of training: other ranks learn why, and nothing is waited for."""
+        if self._closed:
+            return
+        assert self._sharing is not None
+        self._closed = True
+        try:
+            self._sharing.failed(error, "training")
+        finally:
+            self._let_go()
+
     def _let_go(self) -> None:
         self.optimizer.native_table.remove_hooks()
         if self._sharing is not None:
@@ -720,7 +744,10 @@ class Engine:
     ) -> None:
         if self.run is not None:
             self.run.__exit__(kind, error, traceback)
-        self.close()
+        if error is not None and self._sharing is not None:
+            self._abort(error)
+        else:
+            self.close()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -745,6 +772,14 @@ def _check_loss(loss: Any) -> None:
             "loss: has no graph, so nothing can be learnt from it; was it computed under "
             "torch.no_grad(), from .detach() or .item(), or are all parameters frozen?"
         )
+
+
+def _nonfinite_text(result: StepResult) -> str:
+    found = result.nonfinite
+    if not found:
+        return f"the gradient of {result.first_nonfinite!r} is not finite"
+    whose = [f"rank {n.rank}'s of {n.parameter_name!r} in microbatch {n.microbatch}" for n in found]
+    return f"the gradient is not finite: {', '.join(whose[:8])}{' ...' * (len(whose) > 8)}"
 
 
 def _compiled_autograd_is_on() -> bool:

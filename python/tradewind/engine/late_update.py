@@ -31,6 +31,7 @@ class LateUpdate:
         self._open = dict.fromkeys(range(shared.num_buckets()))
         self._is_decided = False
         self.is_over = False
+        self.is_finishing = False
         self.outcome = LateOutcome(deferred.outcome, self.finish)
         shared.set_deferred(True)
 
@@ -57,7 +58,9 @@ class LateUpdate:
         if vetoed:
             self._give_measures()
             self._open.clear()
-            self._end(self._deferred.veto())
+            outcome = self._deferred.veto()
+            outcome.nonfinite = tuple(shared.nonfinite())
+            self._end(outcome)
         elif self._deferred.clips:
             self._give_measures()
             self._deferred.measure()
@@ -70,16 +73,30 @@ class LateUpdate:
 
     def finish(self) -> None:
         """Apply what is left."""
-        if self.is_over:
+        if self.is_over or self.is_finishing:
             return
-        self._decide()
-        if self.is_over:
-            return
-        for bucket in list(self._open):
-            self._apply(bucket)
-        self._shared.settle()
-        self._give_measures()
-        self._end(self._deferred.end())
+        self.is_finishing = True
+        try:
+            self._decide()
+            if self.is_over:
+                return
+            for bucket in list(self._open):
+                self._apply(bucket)
+            self._shared.settle()
+            self._give_measures()
+            self._end(self._deferred.end())
+        finally:
+            self.is_finishing = False
+
+    @property
+    def is_torn(self) -> bool:
+        """Some parameters have been updated and some have not."""
+        return not self.is_over and 0 < len(self._open) < self._shared.num_buckets()
+
+    @property
+    def progress(self) -> str:
+        num_buckets = self._shared.num_buckets()
+        return f"{num_buckets - len(self._open)} of {num_buckets} buckets are updated"
 
     def _end(self, outcome: Outcome) -> None:
         self.is_over = True
@@ -128,6 +145,10 @@ class LateOutcome(Outcome):
     @property
     def first_nonfinite_name(self) -> str:  # type: ignore[override]
         return self._read().first_nonfinite_name
+
+    @property
+    def nonfinite(self) -> tuple[native.NonFiniteGradient, ...]:  # type: ignore[override]
+        return self._read().nonfinite
 
     @property
     def num_hot(self) -> int:  # type: ignore[override]

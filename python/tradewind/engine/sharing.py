@@ -4,8 +4,10 @@ settled, and which overlap is the faster."""
 from __future__ import annotations
 
 import math
+import os
 import statistics
 import time
+import warnings
 import weakref
 from collections.abc import Sequence
 from functools import wraps
@@ -20,13 +22,14 @@ from tradewind.engine.readers import ReaderRecord
 from tradewind.engine.sharded import ShardedOptimizer, ShardedUpdate, check_shardable
 from tradewind.optim.fused import FusedOptimizer, Orders, Outcome
 from tradewind.place import place
+from tradewind.share.departure import reason
 from tradewind.share.gradient_sharing import describe, make_native, statistics_of
 from tradewind.share.options import Share
-from tradewind.share.rendezvous import Meeting, check_alive, meet
+from tradewind.share.rendezvous import Meeting, meet
+from tradewind.share.value_broadcast import ValueBroadcast
 
 Named = Sequence[tuple[str, torch.nn.Parameter]]
 
-_BROADCAST_BYTES = 250 * 1024 * 1024  # as DistributedDataParallel
 _RECORDED_FORWARDS = 2
 _TRIAL_STEPS = 6  # of each overlap; the first ones warm up
 
@@ -77,8 +80,11 @@ class Sharing:
         self._meeting = meeting
         self._share = share
         self._model = model
-        meeting.check_agreement({**describe(named, share), "engine": config})
-        self._broadcast([*(p.detach() for _, p in named), *model.buffers()])
+        facts = describe(named, share, model.named_buffers())
+        meeting.check_agreement({**facts, "engine": config})
+        broadcast = ValueBroadcast(meeting)
+        states = [value.detach() for value in (*(p for _, p in named), *model.buffers())]
+        broadcast("parameters and buffers", states)
         self._late: LateUpdate | ShardedUpdate | None = None
         self.sharded: ShardedOptimizer | None = None
         self._waited_s = 0.0
@@ -131,15 +137,10 @@ class Sharing:
     def updated(self, *, has_next: bool) -> None:
         """After every update of this rank."""
 
-    def _broadcast(self, tensors: list[torch.Tensor]) -> None:
-        if tensors:
-            with torch.no_grad():
-                dist._broadcast_coalesced(self._meeting.group, tensors, _BROADCAST_BYTES, 0)
-
     # --- forward and backward ---------------------------------------------------------------------
 
     def before_forward(self) -> None:
-        check_alive(self._meeting.group)
+        self._meeting.check_usable()
         self.shared.take_buffers()
         self.shared.tell("forward")
 
@@ -157,10 +158,20 @@ class Sharing:
 
     def backward_failed(self, error: BaseException) -> None:
         """The other ranks learn why within moments, instead of waiting."""
-        text = str(error).splitlines()
-        self.shared.abandon(
-            f"rank {self.rank} raised {type(error).__name__} in backward: {text[0] if text else ''}"
-        )
+        self.shared.abandon(reason(self.rank, error, "backward"))
+
+    def failed(self, error: BaseException, where: str) -> None:
+        """This rank will not go on, and the others cannot without it."""
+        if os.getpid() != self._meeting.pid:
+            return
+        self.shared.fail(reason(self.rank, error, where))
+        if self._late is not None and self._late.is_torn:
+            warnings.warn(
+                f"sharing ended in the middle of an update: {self._late.progress}; the parameters "
+                "are neither those before it nor those after, load a checkpoint",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     def flush(self, multiplier: float, *, has_next: bool) -> None:
         """Share microbatches whose last one did not know that it was the last."""
@@ -207,6 +218,9 @@ class Sharing:
             return late.outcome
         self.shared.settle()
         self._give_measures()
+        if self.shared.nonfinite():
+            # A codec may have made numbers of it; every rank decides by what was there before.
+            orders.found_inf = torch.ones(())
         return None
 
     def _update_shards(self, sharded: ShardedOptimizer, orders: Orders, on_end: Any) -> Outcome:
@@ -240,10 +254,12 @@ class Sharing:
 
     def settle(self) -> None:
         """Return once every update reached the parameters."""
-        late, self._late = self._late, None
-        if late is not None:
-            late.finish()
-            late.outcome.over()
+        late = self._late
+        if late is None or late.is_finishing:
+            return
+        late.finish()  # where it raises, it will again: nobody reads half an update unawares
+        self._late = None
+        late.outcome.over()
 
     def statistics(self) -> dict[str, float]:
         """As `GradientSharing.statistics`, and `hidden`: the part of busy_s that nobody waited

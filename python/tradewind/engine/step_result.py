@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from tradewind._core import native
 from tradewind.optim.fused import Outcome
 
 
@@ -21,6 +22,8 @@ class StepResult:
             update="in-backward", whether that was so for some parameter.
         first_nonfinite: name of the first parameter (in the optimizer's order) with a NaN or
             infinite gradient; empty if there is none.
+        nonfinite: with `share=`, for each rank whose own gradients were not finite: `rank`,
+            `parameter_name` (the first one), `microbatch` (from 1) and `num_parameters`.
         num_nonfinite: number of such elements, over all parameters.
         clip_factor: what gradients were multiplied by to respect `clip_norm` (1.0: not clipped).
         num_hot: parameters whose gradient was measured during backward, while in cache.
@@ -45,6 +48,10 @@ class StepResult:
     @property
     def first_nonfinite(self) -> str:
         return self._outcome.first_nonfinite_name if self._outcome else ""
+
+    @property
+    def nonfinite(self) -> list[native.NonFiniteGradient]:
+        return list(self._outcome.nonfinite) if self._outcome else []
 
     @property
     def num_nonfinite(self) -> int:

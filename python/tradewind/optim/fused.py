@@ -68,6 +68,8 @@ class Outcome:
     applied: bool = True
     gradient_multiplier: float = 1.0  # what gradients are multiplied by to be those of the loss
     num_withheld: int = 0  # parameters not updated, where each has its own veto
+    # Whose gradients were not finite before they were summed, where ranks share them.
+    nonfinite: tuple[native.NonFiniteGradient, ...] = ()
 
     def is_ready(self) -> bool:
         """Whether reading the numbers would not wait for a device."""

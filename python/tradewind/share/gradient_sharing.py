@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,8 +15,10 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.nn.parallel.distributed import _find_tensors
 
 from tradewind._core import native
+from tradewind.share.departure import reason, watch_over
 from tradewind.share.options import Codec, Overlap, Share, Strategy
-from tradewind.share.rendezvous import Meeting, check_alive, meet
+from tradewind.share.rendezvous import Meeting, meet
+from tradewind.share.value_broadcast import ValueBroadcast
 
 # DistributedDataParallel's keywords that change nothing here, and those that are refused.
 _REFUSED = {
@@ -27,7 +30,6 @@ _REFUSED = {
     "bucket_cap_mb_list": None,
     "batched_grad_copy": False,
 }
-_BROADCAST_BYTES = 250 * 1024 * 1024  # as DistributedDataParallel
 
 
 class GradientSharing(torch.nn.Module, Joinable):
@@ -121,13 +123,16 @@ class GradientSharing(torch.nn.Module, Joinable):
         self._syncs_buffers_next = True
         self._divides_by_all = True
         self._num_reported = 0
+        self._init_facts = {"broadcast_buffers": broadcast_buffers, "init_sync": init_sync}
         self._connected = self._connect()
         if init_sync:
             self._broadcast_states(source=0, with_buffers=at_start)
 
     def _connect(self) -> tuple[Meeting, native.SharedGradients]:
         meeting = meet(self._share.process_group, self._share.timeout)
-        meeting.check_agreement(describe(self._named, self._share))
+        facts = describe(self._named, self._share, self._buffers_by_name())
+        meeting.check_agreement({**facts, "init": self._init_facts})
+        self._broadcast = ValueBroadcast(meeting)
         return meeting, make_native(meeting, self._named, self._share, settles_itself=True)
 
     @property
@@ -147,12 +152,22 @@ class GradientSharing(torch.nn.Module, Joinable):
     # --- forward and backward ---------------------------------------------------------------------
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's. An error in a forward that trains ends sharing on every rank."""
+        try:
+            return self._forward(*args, **kwargs)
+        except BaseException as error:
+            connected = self._connected
+            if torch.is_grad_enabled() and connected and os.getpid() == connected[0].pid:
+                connected[1].fail(reason(connected[0].rank, error, "forward"))
+            raise
+
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
         if self._connected is None and not torch.is_grad_enabled():
             return self.module(*args, **kwargs)
         native_half = self._native
+        self._meeting.check_usable()
         if native_half.is_backward_open():
             native_half.abandon(f"rank {self._meeting.rank}: a backward ended with an error")
-        check_alive(self._meeting.group)
         # Every forward: ranks without data attend each of them.
         Join.notify_join_context(self)
         if self._will_sync_buffers():
@@ -213,19 +228,17 @@ class GradientSharing(torch.nn.Module, Joinable):
 
     # --- values and buffers -----------------------------------------------------------------------
 
+    def _buffers_by_name(self) -> list[tuple[str, torch.Tensor]]:
+        return [(n, b) for n, b in self.module.named_buffers() if n not in self._ignored]
+
     def _buffers_to_share(self) -> list[torch.Tensor]:
-        return [b for name, b in self.module.named_buffers() if name not in self._ignored]
+        return [buffer for _, buffer in self._buffers_by_name()]
 
     def _broadcast_states(self, source: int, *, with_buffers: bool) -> None:
         states = [parameter.detach() for _, parameter in self._named]
         if with_buffers:
             states += [buffer.detach() for buffer in self._buffers_to_share()]
-        self._broadcast(states, source)
-
-    def _broadcast(self, tensors: list[torch.Tensor], source: int) -> None:
-        group = self._meeting.group
-        if group is not None and tensors:
-            dist._broadcast_coalesced(group, tensors, _BROADCAST_BYTES, source)
+        self._broadcast("parameters and buffers", states, source)
 
     def will_sync_module_buffers(self) -> bool:
         return self._will_sync_buffers()
@@ -245,8 +258,7 @@ class GradientSharing(torch.nn.Module, Joinable):
         source = 0
         if self._joins() or is_joined:
             source = self._common_rank(candidate=not is_joined)
-        with torch.no_grad():
-            self._broadcast(self._buffers_to_share(), source)
+        self._broadcast("buffers", self._buffers_to_share(), source)
 
     def _common_rank(self, *, candidate: bool) -> int:
         """The largest rank that is a candidate."""
@@ -376,15 +388,21 @@ def statistics_of(shared: native.SharedGradients) -> dict[str, float]:
     return {name: getattr(found, name) for name in names}
 
 
-def describe(named: Iterable[tuple[str, torch.nn.Parameter]], share: Share) -> dict[str, Any]:
+def describe(
+    named: Iterable[tuple[str, torch.nn.Parameter]],
+    share: Share,
+    buffers: Iterable[tuple[str, torch.Tensor]],
+) -> dict[str, Any]:
     """What all ranks must have alike."""
     return {
-        "parameters": [
-            [name, list(p.shape), str(p.dtype).removeprefix("torch."), p.requires_grad]
-            for name, p in named
-        ],
+        "parameters": [[*_describe_tensor(name, p), p.requires_grad] for name, p in named],
+        "buffers": [_describe_tensor(name, buffer) for name, buffer in buffers],
         "options": share.described(),
     }
+
+
+def _describe_tensor(name: str, tensor: torch.Tensor) -> list[Any]:
+    return [name, list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
 
 
 def make_native(
@@ -412,9 +430,11 @@ def make_native(
     options.buffers = list(buffers)
     names, parameters = zip(*named, strict=True)
     backend = meeting.connect()
-    return native.SharedGradients(
+    shared = native.SharedGradients(
         list(parameters), list(names), backend, meeting.store, meeting.prefix, options
     )
+    watch_over(shared, meeting)
+    return shared
 
 
 def _check_keywords(ddp: dict[str, Any], device_ids: Any, output_device: Any) -> None:

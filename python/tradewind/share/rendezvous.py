@@ -3,12 +3,15 @@ same thing in the same way. Nothing of the model is touched here."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import socket
+import threading
+import time
 from collections import Counter
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -19,11 +22,14 @@ from torch.distributed import distributed_c10d as c10d
 
 from tradewind._core import native
 
+_READERS_WAIT = timedelta(seconds=5)
+_MOMENT_S = 0.3
+
 # How many exchanges a group has made: the same on all of its ranks, as they make them in one order.
 _num_made: MutableMapping[Any, int] = WeakKeyDictionary()
 
 
-@dataclass
+@dataclass(eq=False)
 class Meeting:
     """Where the ranks of one exchange meet."""
 
@@ -34,38 +40,32 @@ class Meeting:
     group: dist.ProcessGroup | None  # None: this process alone
     timeout: timedelta
     _counts: Counter[str] = field(default_factory=Counter)
+    pid: int = field(default_factory=os.getpid)
 
     def count(self, what: str) -> int:
         """How often this has been asked before: the same on all ranks that ask in one order."""
         self._counts[what] += 1
         return self._counts[what] - 1
 
-    def connect(self) -> dist.Backend:
-        """Connections between all ranks, for this exchange alone.
+    def connect(self, purpose: str = "gloo") -> dist.Backend:
+        """Connections between all ranks, for this exchange and purpose alone.
 
         Raises SharingError naming the ranks that are missing.
         """
-        self.store.set(f"{self.prefix}/here/{self.rank}", _who_am_i())
         try:
+            self.store.set(f"{self.prefix}/here/{purpose}/{self.rank}", _who_am_i())
             return dist.ProcessGroupGloo(
-                dist.PrefixStore(f"{self.prefix}/gloo", self.store),
+                dist.PrefixStore(f"{self.prefix}/{purpose}", self.store),
                 self.rank,
                 self.size,
                 self.timeout,
             )
         except RuntimeError as error:
+            here = [f"{self.prefix}/here/{purpose}/{rank}" for rank in range(self.size)]
             raise native.SharingError(
                 f"rank {self.rank}: could not connect all {self.size} ranks within "
-                f"{self.timeout.total_seconds():g} s; {self._absent()} ({str(error)[:200]})"
+                f"{self.timeout.total_seconds():g} s; {self._missing(here)} ({str(error)[:200]})"
             ) from error
-
-    def _absent(self) -> str:
-        absent = [
-            str(rank)
-            for rank in range(self.size)
-            if not self.store.check([f"{self.prefix}/here/{rank}"])
-        ]
-        return f"missing: rank {', '.join(absent)}" if absent else "all ranks were there"
 
     def check_agreement(self, facts: dict[str, Any]) -> None:
         """Raise ValueError, on every rank, where `facts` (JSON values) differ between ranks."""
@@ -75,28 +75,98 @@ class Meeting:
         digest = hashlib.sha256(text.encode()).hexdigest()
         keys = [f"{self.prefix}/facts/{rank}" for rank in range(self.size)]
         digests = [f"{self.prefix}/digest/{rank}" for rank in range(self.size)]
-        self.store.set(keys[self.rank], text)
-        self.store.set(digests[self.rank], digest)
         try:
+            self.store.set(keys[self.rank], text)
+            self.store.set(digests[self.rank], digest)
             self.store.wait(digests, self.timeout)
+            found = [value.decode() for value in self.store.multi_get(digests)]
+            other = next((rank for rank in range(self.size) if found[rank] != found[0]), None)
+            if other is None:
+                return
+            first, second = (json.loads(self.store.get(keys[rank])) for rank in (0, other))
         except RuntimeError as error:
             raise native.SharingError(
                 f"rank {self.rank}: waited {self.timeout.total_seconds():g} s for every rank to "
-                f"begin sharing; {self._late(digests)}"
+                f"begin sharing; {self._missing(digests)} ({str(error)[:200]})"
             ) from error
-        found = [value.decode() for value in self.store.multi_get(digests)]
-        other = next((rank for rank in range(self.size) if found[rank] != found[0]), None)
-        if other is None:
-            return
-        first, second = (json.loads(self.store.get(keys[rank])) for rank in (0, other))
+        self._await_readers()
         raise ValueError(
             f"sharing: rank 0 and rank {other} differ in {_difference(first, second)}; start all "
             "ranks with the same model and options"
         )
 
-    def _late(self, keys: list[str]) -> str:
-        late = [str(rank) for rank, key in enumerate(keys) if not self.store.check([key])]
-        return f"missing: rank {', '.join(late)}"
+    def _await_readers(self) -> None:
+        """Stay until every rank has read what differs: one of them may hold the store."""
+        keys = [f"{self.prefix}/read/{rank}" for rank in range(self.size)]
+        with contextlib.suppress(RuntimeError):
+            self.store.set(keys[self.rank], "")
+            self.store.wait(keys, min(self.timeout, _READERS_WAIT))
+
+    def check_usable(self) -> None:
+        """Raise RuntimeError in a forked child, ValueError where the group has been destroyed."""
+        if os.getpid() != self.pid:
+            raise RuntimeError(
+                f"sharing was begun by process {self.pid}, and this is a fork of it; train in the "
+                "process that made the GradientSharing or Engine"
+            )
+        check_alive(self.group)
+
+    # --- what is asked while others are missing: answers may never come ---------------------------
+
+    def _ask(self, call: Callable[[], Any]) -> Any:
+        """What `call` returns; None where the store does not answer within a moment."""
+        answers: list[Any] = []
+
+        def ask() -> None:
+            with contextlib.suppress(RuntimeError):
+                answers.append(call())
+
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        asking.join(_MOMENT_S)
+        return answers[0] if answers else None
+
+    def _missing(self, keys: list[str]) -> str:
+        are_there = self._ask(lambda: [self.store.check([key]) for key in keys])
+        if are_there is None:
+            return "their store does not answer; it lives in rank 0, or in what started the ranks"
+        missing = [str(rank) for rank, is_there in enumerate(are_there) if not is_there]
+        return f"missing: rank {', '.join(missing)}" if missing else "all ranks were there"
+
+    def _board(self) -> dict[int, str] | None:
+        """What each rank said last of what it does; None where it cannot be known."""
+
+        def read() -> dict[int, str]:
+            keys = {rank: f"{self.prefix}/board/{rank}" for rank in range(self.size)}
+            return {
+                rank: self.store.get(key).decode().partition(" ")[2]
+                for rank, key in keys.items()
+                if self.store.check([key])
+            }
+
+        found: dict[int, str] | None = self._ask(read)
+        return found
+
+    def last_words(self) -> str:
+        board = self._board()
+        if board is None:
+            return "their store does not answer"
+        others = (rank for rank in range(self.size) if rank != self.rank)
+        said = (
+            f"rank {r} said last: {board[r]}" if r in board else f"rank {r} said nothing"
+            for r in others
+        )
+        return "; ".join(said)
+
+    def wait_until_others_know(self, until: float) -> None:
+        """Stay until every rank has ended the exchange too, or until then (`time.monotonic()`)."""
+        while time.monotonic() < until:
+            board = self._board()
+            if board is None or all(
+                board.get(rank, "").startswith("ended") for rank in range(self.size)
+            ):
+                return
+            time.sleep(0.02)
 
 
 def meet(group: dist.ProcessGroup | None, timeout: timedelta) -> Meeting:
@@ -133,15 +203,24 @@ def _who_am_i() -> str:
     return f"{socket.gethostname()} pid {os.getpid()}"
 
 
-def _difference(first: dict[str, Any], second: dict[str, Any]) -> str:
-    for key in sorted(set(first) | set(second)):
-        a, b = first.get(key), second.get(key)
-        if a == b:
-            continue
-        if isinstance(a, list) and isinstance(b, list):
-            if len(a) != len(b):
-                return f"{key}: {len(a)} against {len(b)}"
-            index = next(i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y)
-            return f"{key}[{index}]: {a[index]!r} against {b[index]!r}"
-        return f"{key}: {a!r} against {b!r}"
-    return "nothing that was compared"
+# What is compared first: later ones follow from it.
+_KEYS_FIRST = ("parameters", "buffers", "options")
+
+
+def _difference(first: Any, second: Any, name: str = "") -> str:
+    """The first difference between two JSON values, by its place in them."""
+    if isinstance(first, dict) and isinstance(second, dict):
+        keys = sorted(set(first) | set(second))
+        keys.sort(key=lambda key: _KEYS_FIRST.index(key) if key in _KEYS_FIRST else 9)
+        for key in keys:
+            if first.get(key) != second.get(key):
+                place = f"{name}.{key}" if name else key
+                return _difference(first.get(key), second.get(key), place)
+    elif isinstance(first, list) and isinstance(second, list) and first and second:
+        is_table = isinstance(first[0], list) and isinstance(second[0], list)
+        for index, (a, b) in enumerate(zip(first, second, strict=False)):
+            if is_table and a != b:
+                return f"{name}[{index}]: {a!r} against {b!r}"
+        if len(first) != len(second):
+            return f"{name}: {len(first)} against {len(second)}"
+    return f"{name}: {first!r} against {second!r}"
