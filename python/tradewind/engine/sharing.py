@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import os
 import statistics
+import sys
 import time
 import warnings
 import weakref
@@ -320,7 +321,9 @@ class _Schedule:
         if not torch.is_grad_enabled() or self._modes_now() != self._modes:
             sharing.settle()
 
-    def _after(self, model: torch.nn.Module, _inputs: Any, _outputs: Any) -> None:
+    def _after(self, model: torch.nn.Module, _inputs: Any, outputs: Any) -> None:
+        if outputs is None and sys.exc_info()[0] is not None:
+            return  # the forward failed, and another error now would only be warned of
         if not self._is_ready:
             self._record.end()
             if self._record.num_forwards >= _RECORDED_FORWARDS:

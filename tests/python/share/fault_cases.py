@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 TIMEOUT_S = 2.0
+ENVIRONMENT = {
+    **os.environ,
+    "OMP_NUM_THREADS": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+}
 FINE = "fine"
 LOST = "SharingError"
 
@@ -136,7 +142,7 @@ def cases_of_every_way() -> list[Case]:
         add(
             "stopped-in-forward",
             fault("stop", 1, "forward", step, wakes=False),
-            others(size, 1, r"rank 1\b", "bucket|what .* says", r"rank 1 said last: .*forward"),
+            others(size, 1, r"rank 1\b", "bucket|what .* says", r"rank 1 said"),
             within=TIMEOUT_S + 1.5,
             **variant,
         )
@@ -181,7 +187,7 @@ def cases_of_every_way() -> list[Case]:
         add(
             "fewer-batches",
             fault("short", 1, "", 0),
-            {0: Says(LOST, (r"lost rank 1\b", r"rank 1.*ended")), 1: Says(FINE)},
+            {0: Says(LOST, (r"rank 1 .*its process ended",)), 1: Says(FINE)},
             within=3.5,
         )
         add("forks", {}, fine(2), fork=True)
@@ -194,7 +200,8 @@ def single_cases() -> list[Case]:
         for odd, pattern in (
             ("width", r"parameters\[0\]"),
             ("frozen", r"parameters\[1\]"),
-            ("buffers", "buffers"),
+            ("buffers", r"parameters\[4\]"),
+            ("running", r"buffers: 0 against"),
         ):
             says = Says("ValueError", (r"rank 0 and rank 2 differ", pattern))
             made.append(
@@ -273,7 +280,7 @@ def single_cases() -> list[Case]:
                 fault=fault("stop", 0, "forward", 2, wakes=False),
                 expected=others(2, 0, r"rank 0 did not arrive"),
                 within=TIMEOUT_S + 1.5,
-                needs_core="the watcher asks the stopped rank's store, which does not answer",
+                needs_core=STORE,
             ),
             Case(
                 name=f"{way}-first-rank-stopped-store-elsewhere",
@@ -331,7 +338,7 @@ def single_cases() -> list[Case]:
             fault=fault("skip", 1, "", 2),
             expected={0: Says(LOST, (r"rank 1\b",)), 1: Says(LOST, ("rank",))},
             within=3.5,
-            needs_core="ranks do not tell each other how often their parameters changed",
+            needs_core=CHANGES,
         ),
         Case(
             name="sharing-backward-twice",
@@ -339,7 +346,7 @@ def single_cases() -> list[Case]:
             fault=fault("extra", 1, "", 2),
             expected={0: Says(LOST, (r"rank 1\b",)), 1: Says(LOST, ("rank",))},
             within=3.5,
-            needs_core="ranks do not tell each other how often their parameters changed",
+            needs_core=CHANGES,
         ),
         Case(
             name="engine-nan-in-a-microbatch",
@@ -357,3 +364,26 @@ def single_cases() -> list[Case]:
 
 def all_cases() -> list[Case]:
     return cases_of_every_way() + single_cases()
+
+
+# --- what the core does not do yet ----------------------------------------------------------------
+
+TYPE = "an error that leaves through torch's autograd becomes a RuntimeError"
+SENDER = "what sends, or begins to receive, does not name the rank that it lost"
+STORE = "the watching thread asks the store of a stopped rank, which does not answer"
+CHANGES = "ranks do not tell each other how often their parameters were changed"
+_BREAKS = ("kill", "raise", "interrupt", "destroy-group", "stop", "sleep", "skip", "extra")
+
+
+def missing_in_core(case: Case) -> tuple[str, bool]:
+    """Why the core does not say all that a case asks for, and whether that is sure or a matter of
+    which thread is the first to notice; "" where nothing is missing."""
+    if case.needs_core:
+        return case.needs_core, True
+    if case.fault is None or all(says.outcome != LOST for says in case.expected.values()):
+        return "", False
+    if case.buffers or case.fault["phase"] == "start":
+        return "", False  # known before anything is shared
+    if case.api == "sharing":
+        return TYPE, True
+    return (SENDER, False) if case.fault["kind"] in _BREAKS else ("", False)

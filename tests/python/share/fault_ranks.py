@@ -90,6 +90,8 @@ def make_model(case: Case, rank: int) -> torch.nn.Module:
     middle: list[torch.nn.Module] = [torch.nn.Linear(width, 16), torch.nn.Tanh()]
     if case["buffers"] or (is_odd and case["odd"] == "buffers"):
         middle.append(torch.nn.BatchNorm1d(16, affine=False))
+    if case["odd"] == "running":
+        middle.append(torch.nn.BatchNorm1d(16, affine=False, track_running_stats=is_odd))
     model = torch.nn.Sequential(
         torch.nn.Linear(8, width), torch.nn.Tanh(), *middle, torch.nn.Linear(16, 4)
     )
@@ -157,7 +159,7 @@ class SharingLoop:
         if found:
             self.report.facts["nonfinite"][str(fault.step)] = found
             self.optimizer.zero_grad()  # what a loop would do that looks
-        if self.clip is not None:
+        if self.clip is not None and not found:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
         fault.at("step")
         self.optimizer.step()
