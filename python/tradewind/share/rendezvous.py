@@ -23,6 +23,7 @@ from torch.distributed import distributed_c10d as c10d
 from tradewind._core import native
 
 _READERS_WAIT = timedelta(seconds=5)
+_MISSING_WAIT = timedelta(seconds=1)  # which is spent, as the missing ranks read nothing
 _MOMENT_S = 0.3
 
 # How many exchanges a group has made: the same on all of its ranks, as they make them in one order.
@@ -85,22 +86,24 @@ class Meeting:
                 return
             first, second = (json.loads(self.store.get(keys[rank])) for rank in (0, other))
         except RuntimeError as error:
+            missing = self._missing(digests)
+            self._await_readers(_MISSING_WAIT)
             raise native.SharingError(
                 f"rank {self.rank}: waited {self.timeout.total_seconds():g} s for every rank to "
-                f"begin sharing; {self._missing(digests)} ({str(error)[:200]})"
+                f"begin sharing; {missing} ({str(error)[:200]})"
             ) from error
-        self._await_readers()
+        self._await_readers(_READERS_WAIT)
         raise ValueError(
             f"sharing: rank 0 and rank {other} differ in {_difference(first, second)}; start all "
             "ranks with the same model and options"
         )
 
-    def _await_readers(self) -> None:
-        """Stay until every rank has read what differs: one of them may hold the store."""
+    def _await_readers(self, wait: timedelta) -> None:
+        """Stay until every rank has read what is wrong: one of them may hold the store."""
         keys = [f"{self.prefix}/read/{rank}" for rank in range(self.size)]
         with contextlib.suppress(RuntimeError):
             self.store.set(keys[self.rank], "")
-            self.store.wait(keys, min(self.timeout, _READERS_WAIT))
+            self.store.wait(keys, min(self.timeout, wait))
 
     def check_usable(self) -> None:
         """Raise RuntimeError in a forked child, ValueError where the group has been destroyed."""
@@ -166,7 +169,7 @@ class Meeting:
                 board.get(rank, "").startswith("ended") for rank in range(self.size)
             ):
                 return
-            time.sleep(0.02)
+            time.sleep(0.05)
 
 
 def meet(group: dist.ProcessGroup | None, timeout: timedelta) -> Meeting:
@@ -216,11 +219,11 @@ def _difference(first: Any, second: Any, name: str = "") -> str:
             if first.get(key) != second.get(key):
                 place = f"{name}.{key}" if name else key
                 return _difference(first.get(key), second.get(key), place)
-    elif isinstance(first, list) and isinstance(second, list) and first and second:
-        is_table = isinstance(first[0], list) and isinstance(second[0], list)
+    elif isinstance(first, list) and isinstance(second, list):
+        is_table = any(isinstance(value, list) for value in (*first, *second))
         for index, (a, b) in enumerate(zip(first, second, strict=False)):
             if is_table and a != b:
                 return f"{name}[{index}]: {a!r} against {b!r}"
-        if len(first) != len(second):
+        if is_table:
             return f"{name}: {len(first)} against {len(second)}"
     return f"{name}: {first!r} against {second!r}"

@@ -3,6 +3,7 @@ already and runs nothing else. One case a line comes in; what became of its rank
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import os
@@ -96,10 +97,24 @@ def serve() -> tuple[dict[str, Any], int] | None:
     return None
 
 
+def run(case: dict[str, Any], rank: int) -> None:
+    try:
+        fault_ranks.run_rank(case, rank, Path(case["folder"]))
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        if case["whole_exit"]:
+            raise
+        # As the interpreter has it, up to where modules are taken apart.
+        sys.last_value = error
+        sys.excepthook(type(error), error, error.__traceback__)
+        atexit._run_exitfuncs()
+        os._exit(1)
+
+
 if __name__ == "__main__":
     torch.optim.AdamW([torch.zeros(1, requires_grad=True)])
     gc.freeze()  # so that children share its pages
     duty = serve()
     if duty is not None:
-        fault_ranks.run_rank(duty[0], duty[1], Path(duty[0]["folder"]))
-    sys.exit(0) if duty is None else None
+        run(*duty)

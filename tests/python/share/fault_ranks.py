@@ -254,6 +254,7 @@ def train(case: Case, rank: int, folder: Path, report: Report) -> None:
         num_steps = 3
     for step in range(1, num_steps + 1):
         fault.step = step
+        time.sleep(case["pace"])
         fault.at("forward-begin")
         loop.step(fault, *batch(rank, step))
         report.note(num_steps=step)
