@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from datetime import timedelta
 
 import pytest
 import torch
+import torch.distributed as dist
 
+import tradewind as tw
 from tradewind._core import native
 
 
@@ -46,3 +49,16 @@ except MemoryError as error:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "the system refused 268435456 bytes" in done.stdout, done.stderr
+
+
+def test_peer_lost_is_sharing_error() -> None:
+    parameter = torch.zeros(3, requires_grad=True)
+    store = dist.HashStore()
+    backend = dist.ProcessGroupGloo(store, 0, 1, timedelta(seconds=5))
+    shared = native.SharedGradients(
+        [parameter], ["weight"], backend, store, "alone", native.ShareOptions()
+    )
+    shared.fail("rank 1 raised ValueError in forward")
+    with pytest.raises(tw.SharingError, match=r"^rank 1 raised ValueError in forward$"):
+        shared.finish_backward()
+    assert issubclass(tw.SharingError, RuntimeError)

@@ -44,6 +44,7 @@ class Case:
     odd_options: dict[str, Any] = field(default_factory=dict)  # and its options
     fork: bool = False
     whole_exit: bool = False  # through all of the interpreter's end, which takes a core long
+    caught: bool = False  # the error, outside `with engine`; the process goes on
     pace: float = 0.0  # seconds that each step takes longer
     vetoed_step: int = 0
     needs_core: str = ""  # why it fails until the core is changed
@@ -215,7 +216,7 @@ def single_cases() -> list[Case]:
                     size=3,
                     odd=odd,
                     expected={rank: says for rank in range(3)},
-                    within=1.0,
+                    within=TIMEOUT_S,
                 )
             )
         changes: dict[str, Any] = {"codec": "int8", "bucket": 0.001}
@@ -230,7 +231,7 @@ def single_cases() -> list[Case]:
                     odd_options={option: value},
                     buffers=True,
                     expected={rank: says for rank in range(2)},
-                    within=1.0,
+                    within=TIMEOUT_S,
                 )
             )
         made += [
@@ -317,6 +318,23 @@ def single_cases() -> list[Case]:
             ),
         ]
     made += [
+        Case(
+            name="engine-raises-in-with",
+            api="engine",
+            caught=True,
+            fault=fault("raise", 1, "loss", 2),
+            expected={0: Says(LOST, (r"rank 1\b.*ValueError.*made up in loss",)), 1: Says(FINE)},
+            within=1.0,
+        ),
+        Case(
+            name="late-raises-in-with",
+            api="engine",
+            overlap="next-forward",
+            caught=True,
+            fault=fault("raise", 1, "between", 4),
+            expected={0: Says(LOST, (r"rank 1\b.*ValueError.*made up",)), 1: Says(FINE)},
+            within=1.0,
+        ),
         Case(
             name="engine-skips-a-backward",
             api="engine",

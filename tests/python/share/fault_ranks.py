@@ -165,13 +165,18 @@ class SharingLoop:
         self.optimizer.step()
         self.report.digest(fault.step, self.model)
 
-    def finish(self, fault: Fault) -> None: ...
+    def finish(self) -> None: ...
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_error: object) -> None: ...
 
 
 class EngineLoop:
     def __init__(self, case: Case, rank: int, model: torch.nn.Module, report: Report) -> None:
         given = options(case, rank)
         self.report = report
+        self.is_context = case["caught"]
         self.is_late = given["overlap"] != "backward"
         self.engine = tw.Engine(
             model,
@@ -213,9 +218,25 @@ class EngineLoop:
             found = [[n.rank, n.parameter_name, n.microbatch] for n in result.nonfinite]
             self.report.facts["nonfinite"][str(fault.step)] = found
 
-    def finish(self, fault: Fault) -> None:
+    def finish(self) -> None:
         self.engine.settle()
-        self.report.digest(fault.step, self.engine.model)
+        self.report.digest(NUM_STEPS, self.engine.model)
+
+    def __enter__(self) -> None:
+        if self.is_context:
+            self.engine.__enter__()
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        sharing = self.engine._sharing
+        if error is not None and sharing is not None and sharing._late is not None:
+            # Half an update must not be read for a whole one.
+            try:
+                self.engine.model.state_dict()
+                self.report.note(read_half="went on")
+            except BaseException as refusal:
+                self.report.note(read_half=type(refusal).__name__)
+        if self.is_context:
+            self.engine.__exit__(kind, error, traceback)
 
 
 LOOPS = {"sharing": SharingLoop, "engine": EngineLoop}
@@ -252,13 +273,19 @@ def train(case: Case, rank: int, folder: Path, report: Report) -> None:
     num_steps = NUM_STEPS
     if fault.is_mine and fault.kind == "short":
         num_steps = 3
-    for step in range(1, num_steps + 1):
-        fault.step = step
-        time.sleep(case["pace"])
-        fault.at("forward-begin")
-        loop.step(fault, *batch(rank, step))
-        report.note(num_steps=step)
-    loop.finish(fault)
+    try:
+        with loop:
+            for step in range(1, num_steps + 1):
+                fault.step = step
+                time.sleep(case["pace"])
+                fault.at("forward-begin")
+                loop.step(fault, *batch(rank, step))
+                report.note(num_steps=step)
+            loop.finish()
+    except ValueError:
+        if not case["caught"]:
+            raise
+        time.sleep(2 * case["timeout"])  # the others know by then, though this process goes on
     if case["fork"]:
         use_in_child(loop, report)
     dist.barrier() if dist.is_initialized() and case["fault"] is None else None
