@@ -1,6 +1,6 @@
 """Each rank's part of a loader's batches: of N ranks, rank r takes batches r, r + N, r + 2N ... of
-one order that all ranks share, so that a step takes N neighbouring batches. Cut at the source: other
-ranks' samples are not even read, where the loader says which ones they are."""
+one order that all ranks share, so that a step takes N neighbouring batches. Cut at the source:
+other ranks' samples are not even read, where the loader says which ones they are."""
 
 from __future__ import annotations
 

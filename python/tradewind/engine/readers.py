@@ -35,12 +35,12 @@ class ReaderRecord:
             self._handles.append(module.register_forward_hook(self._leave, always_call=True))
         self._running.append(self._model)  # whose own pre-hooks are running now
         self._mode = _Reads(self)
-        self._mode.__enter__()
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def end(self) -> None:
         if self._mode is None:
             return
-        self._mode.__exit__(None, None, None)
+        self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         self._mode = None
         for handle in self._handles:
             handle.remove()

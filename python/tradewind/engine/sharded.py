@@ -164,6 +164,7 @@ class ShardedUpdate:
         self._multiplier = self._result.gradient_multiplier = multiplier
         self._is_decided = False
         self.is_over = False
+        self.is_finishing = False
         self.outcome = LateOutcome(self._result, self.finish)
         shared.set_deferred(True)
 
@@ -178,8 +179,9 @@ class ShardedUpdate:
         if self._is_decided:
             return
         self._is_decided = True
-        if self._shared.nonfinite():
+        if found := self._shared.nonfinite():
             self._result.applied = False
+            self._result.nonfinite = tuple(found)
         elif self._clip_norm is not None:
             self._measure()
             assert isinstance(self._result.norm, float)
@@ -201,15 +203,28 @@ class ShardedUpdate:
         self._result.num_hot = measured.num_hot
 
     def finish(self) -> None:
-        if self.is_over:
+        if self.is_over or self.is_finishing:
             return
-        self._decide()
-        self._shared.settle()
-        if self._result.norm is None:
-            self._measure()
-        self.is_over = True
-        self._shared.set_deferred(False)
-        self._on_end(self._result)
+        self.is_finishing = True
+        try:
+            self._decide()
+            self._shared.settle()
+            if self._result.norm is None:
+                self._measure()
+            self.is_over = True
+            self._shared.set_deferred(False)
+            self._on_end(self._result)
+        finally:
+            self.is_finishing = False
+
+    @property
+    def is_torn(self) -> bool:
+        """Some parameters may have been updated and some not."""
+        return self._is_decided and self._result.applied and not self.is_over
+
+    @property
+    def progress(self) -> str:
+        return "shards were being updated and spread"
 
 
 def _part(tensor: torch.Tensor, begin: int, end: int) -> torch.Tensor:

@@ -299,7 +299,8 @@ class _Schedule:
             model = self._model
             self._handles.append(model.register_forward_pre_hook(self._before, prepend=True))
             self._handles.append(model.register_forward_hook(self._after, always_call=True))
-            self._handles.append(model.register_state_dict_pre_hook(_drain_before_state))
+            drain = model.register_state_dict_pre_hook(_drain_before_state)  # type: ignore[no-untyped-call]
+            self._handles.append(drain)
             _drain_on_parameters(model, sharing)
 
     def is_late(self) -> bool:

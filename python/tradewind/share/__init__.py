@@ -4,6 +4,6 @@ from tradewind._core import native
 from tradewind.share.gradient_sharing import GradientSharing
 from tradewind.share.options import Share
 
-SharingError = native.SharingError
+SharingError: type[RuntimeError] = native.SharingError
 
 __all__ = ["GradientSharing", "Share", "SharingError"]

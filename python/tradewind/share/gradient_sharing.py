@@ -193,9 +193,9 @@ class GradientSharing(torch.nn.Module, Joinable):
         def open_backward(_gradient: torch.Tensor) -> None:
             native_half.open_backward(syncs)
 
-        for tensor in _find_tensors(outputs):
+        for tensor in _find_tensors(outputs):  # type: ignore[no-untyped-call]
             if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
-                tensor.register_hook(open_backward)
+                tensor.register_hook(open_backward)  # type: ignore[no-untyped-call]
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -407,7 +407,7 @@ def _describe_tensor(name: str, tensor: torch.Tensor) -> list[Any]:
 
 def make_native(
     meeting: Meeting,
-    named: Iterable[tuple[str, torch.nn.Parameter]],
+    named: Iterable[tuple[str, torch.Tensor]],
     share: Share,
     *,
     settles_itself: bool = False,

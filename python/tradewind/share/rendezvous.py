@@ -18,6 +18,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, ProcessGroupGloo
 from torch.distributed import distributed_c10d as c10d
 
 from tradewind._core import native
@@ -36,7 +37,7 @@ class Meeting:
 
     rank: int
     size: int
-    store: dist.Store
+    store: c10d.Store
     prefix: str
     group: dist.ProcessGroup | None  # None: this process alone
     timeout: timedelta
@@ -48,15 +49,15 @@ class Meeting:
         self._counts[what] += 1
         return self._counts[what] - 1
 
-    def connect(self, purpose: str = "gloo") -> dist.Backend:
+    def connect(self, purpose: str = "gloo") -> ProcessGroupGloo:
         """Connections between all ranks, for this exchange and purpose alone.
 
         Raises SharingError naming the ranks that are missing.
         """
         try:
             self.store.set(f"{self.prefix}/here/{purpose}/{self.rank}", _who_am_i())
-            return dist.ProcessGroupGloo(
-                dist.PrefixStore(f"{self.prefix}/{purpose}", self.store),
+            return ProcessGroupGloo(
+                c10d.PrefixStore(f"{self.prefix}/{purpose}", self.store),
                 self.rank,
                 self.size,
                 self.timeout,
@@ -179,9 +180,9 @@ def meet(group: dist.ProcessGroup | None, timeout: timedelta) -> Meeting:
     """
     if group is None:
         if not dist.is_available() or not dist.is_initialized():
-            return Meeting(0, 1, dist.HashStore(), "tradewind", None, timeout)
+            return Meeting(0, 1, HashStore(), "tradewind", None, timeout)
         group = dist.group.WORLD
-    if group is dist.GroupMember.NON_GROUP_MEMBER:
+    if not isinstance(group, dist.ProcessGroup):  # GroupMember.NON_GROUP_MEMBER
         raise ValueError("process_group: this rank is not one of its members; share among those")
     check_alive(group)
     rank, size = dist.get_rank(group), dist.get_world_size(group)

@@ -37,7 +37,9 @@ class ValueBroadcast:
         meeting = self._meeting
         try:
             with torch.no_grad():
-                dist._broadcast_coalesced(self._group, list(tensors), _CHUNK_BYTES, source)
+                dist._broadcast_coalesced(  # type: ignore[attr-defined]
+                    self._group, list(tensors), _CHUNK_BYTES, source
+                )
         except RuntimeError as error:
             self._group = None  # closes the connections: who waits for this rank learns at once
             whose = "the other ranks to take" if meeting.rank == source else f"rank {source}'s"
