@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
-from torch.nn.parallel.distributed import _find_tensors
+from torch.nn.parallel import distributed as ddp_module
 
 from tradewind._core import native
 from tradewind.share.departure import reason, watch_over
@@ -30,6 +30,7 @@ _REFUSED = {
     "bucket_cap_mb_list": None,
     "batched_grad_copy": False,
 }
+_tensors_in: Callable[[Any], Iterable[Any]] = ddp_module._find_tensors
 
 
 class GradientSharing(torch.nn.Module, Joinable):
@@ -193,7 +194,7 @@ class GradientSharing(torch.nn.Module, Joinable):
         def open_backward(_gradient: torch.Tensor) -> None:
             native_half.open_backward(syncs)
 
-        for tensor in _find_tensors(outputs):  # type: ignore[no-untyped-call]
+        for tensor in _tensors_in(outputs):
             if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
                 tensor.register_hook(open_backward)  # type: ignore[no-untyped-call]
 
