@@ -74,6 +74,8 @@ def gloo_case(folder: Path) -> type[unittest.TestCase]:
     sys.path.insert(0, str(folder))
     module: ModuleType = import_module("test_c10d_gloo")
     case: type[unittest.TestCase] = module.DistributedDataParallelTest
+    if any(hasattr(getattr(case, name), "parametrize_fn") for name in dir(case)):
+        import_module("torch.testing._internal.common_utils").instantiate_parametrized_tests(case)
     return case
 
 

@@ -68,5 +68,8 @@ SKIPS = {
     "test_ddp_comm_hook_*": _HOOKS,
     "test_ddp_invalid_comm_hook_*": _HOOKS,
     "test_sparse_gradients*": _SPARSE,
-    "test_ddp_checkpointing_once*": _NO_ERROR,
+    "test_sync_batch_norm_*": _GPU,
+    "test_ddp_checkpointing_unused_params_use_reentrant_True": _NO_ERROR,
+    "test_ddp_checkpointing_twice_use_reentrant_True": _NO_ERROR,
+    "test_gloo_backend_[24]gpu_module": "Needs more than one GPU per rank.",
 }

@@ -58,6 +58,7 @@ def install(num_devices: int) -> None:
         (torch.cuda, "is_available"): lambda: True,
         (torch.cuda, "device_count"): lambda: num_devices,
         (torch.cuda, "set_device"): lambda device: None,
+        (torch.accelerator, "set_device_index"): lambda device: None,
         (torch.cuda, "current_device"): lambda: 0,
         (torch.cuda, "synchronize"): lambda device=None: None,
         (torch.cuda, "manual_seed"): lambda seed: None,

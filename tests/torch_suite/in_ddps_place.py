@@ -16,6 +16,7 @@ class InDDPsPlace(tw.GradientSharing):
     def __init__(self, module: torch.nn.Module, device_ids: Any = None, **options: Any) -> None:
         options.pop("output_device", None)
         super().__init__(module, options.pop("process_group", None), **options)
+        self._logged = {"static_graph": options.get("static_graph", False)}
 
     # What tests of join() and of torch's helpers look at besides.
     broadcast_bucket_size = 250 * 1024 * 1024
@@ -26,7 +27,7 @@ class InDDPsPlace(tw.GradientSharing):
         super()._broadcast_states(source, with_buffers=with_buffers)
 
     def _get_ddp_logging_data(self) -> dict[str, Any]:
-        return {"join_uneven_inputs": True}
+        return {**self._logged, "join_uneven_inputs": True}
 
     def register_comm_hook(self, state: object, hook: Any) -> None:
         """Hooks of torch's change how gradients travel, not what join() promises."""

@@ -47,7 +47,8 @@ class GradientSharing(torch.nn.Module, Joinable):
     the bucket that travelled, as with DistributedDataParallel(gradient_as_bucket_view=True).
     Parameters that no rank used keep their `.grad`; those that some rank used get the mean
     everywhere, over microbatches under `no_sync()` too. Without an initialized process group, or
-    with one rank, nothing travels and the script runs alone.
+    with one rank, nothing travels and the script runs alone. A copy or pickle shares among all
+    ranks, which it meets at its first forward that trains.
 
     Args:
         module: on the CPU; its parameters require gradients when this is made, or never.
@@ -259,7 +260,10 @@ class GradientSharing(torch.nn.Module, Joinable):
         source = 0
         if self._joins() or is_joined:
             source = self._common_rank(candidate=not is_joined)
-        self._broadcast("buffers", self._buffers_to_share(), source)
+        # .data: the graph of an earlier forward may hold a buffer that its backward does not read
+        # (BatchNorm's running mean), and would take this for a change by the model.
+        values = [buffer.data for buffer in self._buffers_to_share()]
+        self._broadcast("buffers", values, source)
 
     def _common_rank(self, *, candidate: bool) -> int:
         """The largest rank that is a candidate."""

@@ -142,6 +142,82 @@ def test_checkpointing_and_outputs_of_any_kind(ranks: Ranks, kind: str) -> None:
     ranks.run(shares_through, kind)
 
 
+class Repeats(nn.Module):
+    """Runs a layer in checkpoints, as often and as changing as `kind` says."""
+
+    def __init__(self, kind: str, use_reentrant: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(7, 7), nn.Linear(7, 7)
+        if kind == "tied":
+            self.first.weight = self.second.weight
+        self.kind, self.use_reentrant = kind, use_reentrant
+        self.num_forwards = 0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        layers = [self.second, self.second]
+        if self.kind == "changing":
+            layers = [self.first if self.num_forwards % 2 else self.second]
+        self.num_forwards += 1
+        hidden = inputs.clone().requires_grad_() if self.kind == "changing" else self.first(inputs)
+        for layer in layers:
+            hidden = checkpoint(layer, hidden, use_reentrant=self.use_reentrant)
+        return hidden
+
+
+def repeats_layers(rank: int, kind: str, use_reentrant: bool) -> None:
+    model, alone = (Repeats(kind, use_reentrant) for _ in range(2))
+    shared = tw.GradientSharing(model)
+    for step in range(4):
+        shared.zero_grad()
+        shared(batch(rank, step)).square().mean().backward()
+        of_ranks = []
+        for of_rank in (0, 1):
+            alone.num_forwards = step
+            alone.zero_grad()
+            alone(batch(of_rank, step)).square().mean().backward()
+            of_ranks.append([p.grad for p in alone.parameters()])
+        for parameter, first, second in zip(shared.parameters(), *of_ranks, strict=True):
+            if first is None:
+                assert parameter.grad is None
+            else:
+                assert torch.equal(parameter.grad, mean([first, second])), step
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+@pytest.mark.parametrize("kind", ["twice", "tied", "changing"])
+def test_layers_in_several_checkpoints(ranks: Ranks, kind: str, use_reentrant: bool) -> None:
+    ranks.run(repeats_layers, kind, use_reentrant)
+
+
+def is_checkpointed_itself(rank: int, use_reentrant: bool) -> None:
+    model = tw.GradientSharing(mlp())
+    for step in range(3):
+        model.zero_grad()
+        inputs = batch(rank, step).requires_grad_()
+        checkpoint(model, inputs, use_reentrant=use_reentrant).square().mean().backward()
+        assert equal([p.grad for p in model.parameters()], means(mlp(), 2, step))
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_the_whole_model_in_a_checkpoint(ranks: Ranks, use_reentrant: bool) -> None:
+    ranks.run(is_checkpointed_itself, use_reentrant)
+
+
+def forwards_twice_through_batch_norm(rank: int) -> None:
+    torch.manual_seed(0)
+    model = tw.GradientSharing(nn.Sequential(nn.Linear(7, 3), nn.BatchNorm1d(3)))
+    first, second = model(batch(rank)), model(batch(rank, 1))
+    (first.square() * second).mean().backward()
+    gathered: list[Any] = [None, None]
+    dist.all_gather_object(gathered, [p.grad for p in model.parameters()])
+    assert equal(*gathered)
+
+
+def test_two_forwards_of_one_backward_with_buffers(ranks: Ranks) -> None:
+    ranks.run(forwards_twice_through_batch_norm)
+
+
 class Buffered(nn.Module):
     def __init__(self, rank: int) -> None:
         super().__init__()
