@@ -74,8 +74,10 @@ def gloo_case(folder: Path) -> type[unittest.TestCase]:
     sys.path.insert(0, str(folder))
     module: ModuleType = import_module("test_c10d_gloo")
     case: type[unittest.TestCase] = module.DistributedDataParallelTest
-    if any(hasattr(getattr(case, name), "parametrize_fn") for name in dir(case)):
-        import_module("torch.testing._internal.common_utils").instantiate_parametrized_tests(case)
+    common = import_module("torch.testing._internal.common_utils")
+    for owner in case.__mro__:
+        if any(hasattr(member, "parametrize_fn") for member in vars(owner).values()):
+            common.instantiate_parametrized_tests(owner)
     return case
 
 
@@ -197,7 +199,10 @@ def main() -> int:
     except NotAvailable as reason:
         print(f"SKIPPED: {reason}")
         return 0
-    return 0 if run(options.k, only_installed=options.installed) else 1
+    try:
+        return 0 if run(options.k, only_installed=options.installed) else 1
+    except FileNotFoundError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":
