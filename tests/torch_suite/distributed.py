@@ -54,14 +54,14 @@ def replace_torchs() -> None:
     def fork(self: Any) -> None:
         self._start_processes(torch.multiprocessing.get_context("fork").Process)
 
-    case.run_test = run_on_host  # type: ignore[method-assign]
-    case._spawn_processes = fork  # type: ignore[method-assign]
+    case.run_test = run_on_host
+    case._spawn_processes = fork
 
 
 def installed_case() -> type[unittest.TestCase]:
     suite: Any = import_module("torch.testing._internal.distributed.distributed_test")
 
-    class InstalledTests(suite.TestDistBackend, suite.DistributedTest._DistTestBase):  # type: ignore[misc]
+    class InstalledTests(suite.TestDistBackend, suite.DistributedTest._DistTestBase):
         def setUp(self) -> None:
             super().setUp()
             self._spawn_processes()

@@ -43,4 +43,4 @@ def install() -> None:
     import torch.nn.parallel.distributed as distributed
 
     for module in (parallel, distributed):
-        module.DistributedDataParallel = InDDPsPlace  # type: ignore[misc]
+        module.DistributedDataParallel = InDDPsPlace
