@@ -18,19 +18,11 @@ class InDDPsPlace(tw.GradientSharing):
         super().__init__(module, options.pop("process_group", None), **options)
         self._logged = {"static_graph": options.get("static_graph", False)}
 
-    # What tests of join() and of torch's helpers look at besides.
+    # What tests that check more than this look at besides.
     broadcast_bucket_size = 250 * 1024 * 1024
-    _authoritative_rank = 0
-
-    def _broadcast_states(self, source: int, *, with_buffers: bool) -> None:
-        self._authoritative_rank = source
-        super()._broadcast_states(source, with_buffers=with_buffers)
 
     def _get_ddp_logging_data(self) -> dict[str, Any]:
-        return {**self._logged, "join_uneven_inputs": True}
-
-    def register_comm_hook(self, state: object, hook: Any) -> None:
-        """Hooks of torch's change how gradients travel, not what join() promises."""
+        return self._logged
 
     # Of torch, for modules of either class; it marks the module alone.
     _set_params_and_buffers_to_ignore_for_model = staticmethod(
