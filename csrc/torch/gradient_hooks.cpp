@@ -2,8 +2,10 @@
 
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <utility>
@@ -46,8 +48,9 @@ struct GradientHooks::Installed {
   std::uintptr_t hook_key = 0;
 };
 
-GradientHooks::GradientHooks(const std::vector<at::Tensor>& parameters, Callback callback)
-    : parameters_(parameters), shared_(std::make_shared<Shared>()) {
+GradientHooks::GradientHooks(const std::vector<at::Tensor>& parameters, Callback callback,
+                             bool takes_complex)
+    : parameters_(parameters), takes_complex_(takes_complex), shared_(std::make_shared<Shared>()) {
   shared_->callback = std::move(callback);
   installed_.resize(parameters.size());
 }
@@ -62,7 +65,8 @@ void GradientHooks::install() {
     const at::Tensor& parameter = parameters_[i];
     if (!parameter.defined()) continue;
     const auto dtype = arena_dtype(parameter.scalar_type());
-    if (!parameter.requires_grad() || !dtype || !is_floating(*dtype)) continue;
+    if (!parameter.requires_grad() || !dtype) continue;
+    if (!is_floating(*dtype) && !(takes_complex_ && is_complex(*dtype))) continue;
     auto node = torch::autograd::impl::grad_accumulator(parameter);
     if (installed_[i].node == node) continue;
     installed_[i].hook_key = node->add_post_hook(std::make_unique<Hook>(shared_, i, parameter));
@@ -75,6 +79,16 @@ void GradientHooks::remove() noexcept {
     if (installed.node) installed.node->del_post_hook(installed.hook_key);
     installed = Installed{};
   }
+}
+
+bool GradientHooks::may_run() const {
+  const auto* executed = torch::autograd::get_current_graph_task_exec_info();
+  if (executed == nullptr || executed->empty()) return true;  // a backward() of everything
+  return std::any_of(installed_.begin(), installed_.end(), [&](const Installed& installed) {
+    if (!installed.node) return false;
+    const auto found = executed->find(installed.node.get());
+    return found != executed->end() && found->second.needed_;
+  });
 }
 
 }  // namespace tradewind

@@ -16,8 +16,9 @@ class GradientHooks {
  public:
   using Callback = std::function<void(std::size_t parameter_idx, const at::Tensor& parameter)>;
 
-  // Parameters that are undefined tensors get no hook.
-  GradientHooks(const std::vector<at::Tensor>& parameters, Callback callback);
+  // Parameters that are undefined tensors get no hook, nor do complex ones unless `takes_complex`.
+  GradientHooks(const std::vector<at::Tensor>& parameters, Callback callback,
+                bool takes_complex = false);
   ~GradientHooks() noexcept;
   GradientHooks(const GradientHooks&) = delete;
   GradientHooks& operator=(const GradientHooks&) = delete;
@@ -27,6 +28,9 @@ class GradientHooks {
   void install();
   // Removes all hooks; install() brings them back.
   void remove() noexcept;
+  // In a hook of any tensor: whether the backward that runs may reach a parameter. autograd.grad
+  // and backward(inputs=...) accumulate into what they name alone.
+  [[nodiscard]] bool may_run() const;
 
  private:
   struct Shared;
@@ -34,6 +38,7 @@ class GradientHooks {
   struct Installed;
 
   std::vector<at::Tensor> parameters_;
+  bool takes_complex_;
   std::shared_ptr<Shared> shared_;
   std::vector<Installed> installed_;
 };

@@ -201,7 +201,7 @@ SharedGradients::SharedGradients(std::vector<at::Tensor> parameters, std::vector
     if (!is_shared(parameter)) parameter = at::Tensor();
   }
   hooks_ = std::make_unique<GradientHooks>(
-      hooked, [this](std::size_t idx, const at::Tensor&) { arrive(idx); });
+      hooked, [this](std::size_t idx, const at::Tensor&) { arrive(idx); }, /*takes_complex=*/true);
   hooks_->install();
 }
 
@@ -219,7 +219,8 @@ void SharedGradients::arrive(std::size_t idx) {
          "engine.settle() before it");
   }
   if (options_.settles_itself) open_backward(is_syncing_);
-  is_used_[idx] = 1;
+  // Hooks run for a gradient that is undefined, too: it counts as one that did not arrive.
+  if (parameters_[idx].grad().defined()) is_used_[idx] = 1;
   if (options_.sums_microbatches) {
     begin();
     take_in(idx);
@@ -245,7 +246,7 @@ void SharedGradients::arrive(std::size_t idx) {
 }
 
 void SharedGradients::open_backward(bool syncs) {
-  if (is_backward_open_) return;
+  if (is_backward_open_ || !hooks_->may_run()) return;
   is_backward_open_ = true;
   is_syncing_ = syncs;
   torch::autograd::Engine::get_default_engine().queue_callback([this] { close_backward(); });
@@ -286,7 +287,10 @@ void SharedGradients::take_in(std::size_t idx) {
   const c10::AutoGradMode no_grad(false);
   const at::Tensor& parameter = parameters_[idx];
   at::Tensor gradient = parameter.grad();
-  if (!gradient.defined()) return;
+  if (!gradient.defined()) {
+    if (is_taken_[idx] == 0) zero(idx);  // or the mean of the round before would be sent
+    return;
+  }
   if (gradient.layout() != at::kStrided) {
     fail(ErrorKind::kBadState, "parameter '", names_[idx],
          "': expected a dense gradient, got one of "

@@ -52,7 +52,9 @@ def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 def digest_of(model: nn.Module) -> str:
     return hashlib.sha256(
-        b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+        b"".join(
+            p.detach().contiguous().view(torch.uint8).numpy().tobytes() for p in model.parameters()
+        )
     ).hexdigest()
 
 
