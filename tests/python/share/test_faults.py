@@ -118,8 +118,10 @@ def told_within(case: Case, outcome: Outcome) -> list[str]:
     return late
 
 
-def differing_digests(outcome: Outcome) -> list[str]:
+def differing_digests(case: Case, outcome: Outcome) -> list[str]:
     """Steps after which ranks had other weights than others."""
+    if case.steps_differ:
+        return []
     digests = [rank["digests"] for rank in outcome["ranks"]]
     steps = sorted({step for of_rank in digests for step in of_rank})
     return [
@@ -151,7 +153,9 @@ def wrong_ends(case: Case, outcome: Outcome) -> list[str]:
 @pytest.mark.parametrize("name", list(map(fails_without_core, CASES)))
 def test_every_rank_ends_in_time_and_none_with_other_weights(host: Host, name: str) -> None:
     case, outcome = CASES[name], host.outcome(name)
-    complaints = wrong_ends(case, outcome) + told_within(case, outcome) + differing_digests(outcome)
+    complaints = (
+        wrong_ends(case, outcome) + told_within(case, outcome) + differing_digests(case, outcome)
+    )
     assert not complaints, "\n".join(complaints)
 
 
