@@ -20,6 +20,9 @@ def main() -> None:
         with contextlib.redirect_stdout(io.StringIO()):
             pybind11_stubgen.main(["tradewind._native", "-o", folder])
         stubs = (pathlib.Path(folder) / "tradewind" / "_native.pyi").read_text()
+    # It bears the package's name, where users find it, and is made here.
+    stubs = stubs.replace("from tradewind import SharingError\n", "")
+    stubs = stubs.replace("\nclass ", "\nclass SharingError(RuntimeError): ...\n\nclass ", 1)
     for command in (["check", "--fix-only", "--quiet"], ["format"]):
         done = subprocess.run(
             [sys.executable, "-m", "ruff", *command, "--stdin-filename", "_native.pyi", "-"],

@@ -9,8 +9,6 @@ import typing
 
 import torch
 
-from tradewind import SharingError
-
 __all__: list[str] = [
     "LAYOUT_VERSION",
     "NORM_BLOCK_ELEMENTS",
@@ -40,6 +38,8 @@ __all__: list[str] = [
     "rule",
     "supported_isas",
 ]
+
+class SharingError(RuntimeError): ...
 
 class Slot:
     @property
