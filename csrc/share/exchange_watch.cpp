@@ -93,7 +93,6 @@ void Exchange::Impl::fail(const std::string& reason) noexcept {
         open.insert(open.end(), channel.receiving.begin(), channel.receiving.end());
       }
     }
-    if (board) board->post("ended: " + reason);
     for (const TransferPtr& transfer : open) {
       if (transfer) transfer->cancel();
     }
@@ -169,6 +168,8 @@ void Exchange::Impl::run_watcher() {
     }
     look_after_wait(warned_of);
   }
+  // What it says last: here, so that nothing older comes after it.
+  if (board) board->post("ended: " + failure);
   tear_down();
 }
 

@@ -354,15 +354,17 @@ struct MemoryBoard {
       const std::scoped_lock lock(board_->mutex);
       board_->lines[static_cast<std::size_t>(rank_)] = text;
     }
-    std::string read(int rank) noexcept override {
-      const std::scoped_lock lock(board_->mutex);
-      return board_->lines[static_cast<std::size_t>(rank)];
-    }
+    std::string read(int rank) noexcept override { return board_->line(rank); }
 
    private:
     const std::shared_ptr<MemoryBoard> board_;
     const int rank_;
   };
+
+  std::string line(int rank) {
+    const std::scoped_lock lock(mutex);
+    return lines[static_cast<std::size_t>(rank)];
+  }
 
   std::mutex mutex;
   std::vector<std::string> lines;
