@@ -505,6 +505,7 @@ std::span<const std::byte> Exchange::published(std::int32_t channel_idx, int ran
       impl_->or_fail([&] { impl_->wait_for(transfer, peer, "what it says of its gradients"); });
     }
     std::unique_lock lock(impl_->mutex);
+    impl_->missing_peer = -1;
     impl_->for_step.wait(lock, [&] { return channel.is_published || !impl_->failure.empty(); });
     impl_->check_failed();
     channel.is_received = true;

@@ -162,7 +162,7 @@ TEST(ExchangeFault, ALateRankIsNamedByTheDeadlineWithWhatItSaidLast) {
       return;
     }
     // Its line is on the board by then.
-    while ((ranks.board().line(2)).find("reads a file") == std::string::npos) {
+    while (ranks.board().line(2).find("reads a file") == std::string::npos) {
       std::this_thread::sleep_for(milliseconds(5));
     }
     const auto start = Clock::now();
@@ -170,14 +170,14 @@ TEST(ExchangeFault, ALateRankIsNamedByTheDeadlineWithWhatItSaidLast) {
     const auto waited = Clock::now() - start;
     is_over = true;
     EXPECT_LT(waited, kPromptly);
-    // The first rank to end names the late one; the other may see that one end.
-    if (reason.find("The deadline of 1.5 s is over") != std::string::npos) {
-      expect_has(reason, "rank " + std::to_string(rank) + " has waited 1.");
-      expect_has(reason, "rank 2 did not arrive");
+    // The first rank to end names the late one; the other may see that one end, and why.
+    expect_has(reason, "The deadline of 1.5 s is over");
+    expect_has(reason, "rank 2 did not arrive");
+    if (reason.starts_with("rank " + std::to_string(rank) + " has waited ")) {
       expect_has(reason, "rank 2 said last: round 2, reads a file");
       EXPECT_GE(waited, milliseconds(1500));
     } else {
-      expect_has(reason, "lost rank ");
+      expect_has(reason, "lost rank " + std::to_string(1 - rank));
     }
     expect_stays_failed(*exchange, reason);
     exchange.reset();  // nothing is called any more

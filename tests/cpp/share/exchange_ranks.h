@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -36,7 +37,7 @@ inline Exchange::Memory memory_of(const Layout& layout, Arenas& arenas) {
 }
 
 inline void fill_all(Arenas& arenas, std::byte value) {
-  for (auto& arena : arenas) std::fill(arena.begin(), arena.end(), value);
+  for (auto& arena : arenas) std::memset(arena.data(), static_cast<int>(value), arena.size());
 }
 
 // Slots of many sizes, with empty ones, in these dtypes by turns.
@@ -116,46 +117,32 @@ class ExchangeRanks {
   }
 
   // Gradients of a round: different for every rank, round and place.
-  void fill(int rank, int round) { fill(gradients(rank), rank, round); }
-  void fill(Arenas& arenas, int rank, int round) const {
-    for_slots(arenas, [&]<class Type>(typename Type::Stored* values, std::int64_t num_elements,
-                                      std::size_t slot_idx) {
-      const auto& table = sample_table<Type>();
-      std::size_t at =
-          (slot_idx * 53 + static_cast<std::size_t>(rank * 131 + round * 37)) % table.size();
-      for (std::int64_t i = 0; i < num_elements; ++i) {
-        values[i] = table[at];
-        if (++at == table.size()) at = 0;
-      }
+  void fill(int rank, int round) {
+    for_slots(gradients(rank), [&]<class Type>(typename Type::Stored* values,
+                                               std::int64_t num_elements, std::size_t slot_idx) {
+      repeat(sample_row<Type>(rank, round, slot_idx), values, num_elements);
     });
   }
 
   // Added in the order of ranks and divided in float32 (float64 where gradients are), rounded once.
   [[nodiscard]] Arenas means(int round, std::int64_t num_contributors) const {
-    std::vector<Arenas> parts(static_cast<std::size_t>(size()), arenas_of(layout_));
-    for (int rank = 0; rank < size(); ++rank) {
-      fill(parts[static_cast<std::size_t>(rank)], rank, round);
-    }
     Arenas means = arenas_of(layout_);
-    std::vector<const std::byte*> sources(parts.size());
-    for (std::size_t arena = 0; arena < means.size(); ++arena) {
-      for (std::size_t r = 0; r < parts.size(); ++r) sources[r] = parts[r][arena].data();
-      const ArenaSpec& spec = layout_.arenas()[arena];
-      visit_format(spec.dtype, [&]<class Type>() {
-        using Stored = typename Type::Stored;
-        auto* values = reinterpret_cast<Stored*>(means[arena].data());
-        const auto count =
-            static_cast<std::size_t>(spec.size_bytes) / sizeof(typename Type::Stored);
-        for (std::size_t i = 0; i < count; ++i) {
-          auto sum = Type::decode(reinterpret_cast<const Stored*>(sources[0])[i]);
-          for (std::size_t r = 1; r < sources.size(); ++r) {
-            sum += Type::decode(reinterpret_cast<const Stored*>(sources[r])[i]);
-          }
-          sum /= static_cast<typename Type::Compute>(num_contributors);
-          values[i] = Type::encode(static_cast<double>(sum));
+    for_slots(means, [&]<class Type>(typename Type::Stored* values, std::int64_t num_elements,
+                                     std::size_t slot_idx) {
+      std::vector<typename Type::Compute> sums(kPeriod);
+      for (int rank = 0; rank < size(); ++rank) {
+        const auto row = sample_row<Type>(rank, round, slot_idx);
+        for (std::size_t i = 0; i < kPeriod; ++i) {
+          sums[i] = rank == 0 ? Type::decode(row[i]) : sums[i] + Type::decode(row[i]);
         }
-      });
-    }
+      }
+      std::vector<typename Type::Stored> row;
+      for (const auto sum : sums) {
+        const auto mean = sum / static_cast<typename Type::Compute>(num_contributors);
+        row.push_back(Type::encode(static_cast<double>(mean)));
+      }
+      repeat(row, values, num_elements);
+    });
     return means;
   }
 
@@ -204,16 +191,29 @@ class ExchangeRanks {
   }
 
  private:
-  // As many as no block, shard or piece is long.
+  // After as many elements as no block, shard or piece has, a slot's gradients repeat.
+  static constexpr std::size_t kPeriod = 1009;
+
   template <class Type>
-  static const std::vector<typename Type::Stored>& sample_table() {
+  static std::vector<typename Type::Stored> sample_row(int rank, int round, std::size_t slot_idx) {
     static const std::vector<typename Type::Stored> table = [] {
       SplitMix random(7);
-      std::vector<typename Type::Stored> values(1009);
+      std::vector<typename Type::Stored> values(kPeriod);
       for (auto& value : values) value = Type::encode(random.uniform());
       return values;
     }();
-    return table;
+    const auto from = (slot_idx * 53 + static_cast<std::size_t>(rank * 131 + round * 37)) % kPeriod;
+    std::vector<typename Type::Stored> row(table);
+    std::rotate(row.begin(), row.begin() + static_cast<std::ptrdiff_t>(from), row.end());
+    return row;
+  }
+
+  template <class Stored>
+  static void repeat(const std::vector<Stored>& row, Stored* values, std::int64_t num_elements) {
+    for (std::int64_t i = 0; i < num_elements; i += static_cast<std::int64_t>(row.size())) {
+      const auto count = std::min(num_elements - i, static_cast<std::int64_t>(row.size()));
+      std::memcpy(values + i, row.data(), static_cast<std::size_t>(count) * sizeof(Stored));
+    }
   }
 
   const ExchangeCase input_;
