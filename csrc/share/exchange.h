@@ -4,9 +4,9 @@
 // sums do not depend on timing.
 //
 // Threads: begin(), ready(), the waits and publish() belong to the thread that runs the step
-// (ready() and failed() to any). A sender thread puts at most a window of bytes on the wire, most
-// urgent first; a summing thread takes shards as they arrive; a watching thread looks after
-// deadlines. All memory belongs to the caller and must outlive the Exchange.
+// (ready(), tell() and fail_with() to any). A sender thread puts at most a window of bytes on the
+// wire, most urgent first; a summing thread takes shards as they arrive; a watching thread looks
+// after deadlines. All memory belongs to the caller and must outlive the Exchange.
 #pragma once
 
 #include <chrono>

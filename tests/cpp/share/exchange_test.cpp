@@ -38,6 +38,7 @@ struct MeansCase {
   std::int64_t window_bytes, lead_bytes;
   microseconds longest_delay;
   bool is_rendezvous = true;
+  double bytes_per_s = 0.0;
 };
 
 void PrintTo(const MeansCase& made, std::ostream* out) { *out << made.name; }
@@ -54,7 +55,8 @@ std::vector<MeansCase> means_cases() {
     cases.push_back({"late" + of, num_ranks, plain, false, kLarge, kLarge, microseconds(900)});
     cases.push_back(
         {"eager" + of, num_ranks, all, true, kLarge, 1 << 18, microseconds(300), false});
-    cases.push_back({"urgent" + of, num_ranks, plain, true, 1 << 16, 1 << 16, microseconds(500)});
+    cases.push_back(
+        {"urgent" + of, num_ranks, plain, true, 1 << 16, 1 << 16, microseconds(500), true, 3e8});
     cases.push_back({"tiny" + of, num_ranks, plain, true, 1, 1, microseconds(100)});
   }
   return cases;
@@ -73,6 +75,7 @@ class Means : public testing::TestWithParam<MeansCase> {
     made.options.deadline = std::chrono::minutes(1);
     made.mailbox.longest_delay = GetParam().longest_delay;
     made.mailbox.is_rendezvous = GetParam().is_rendezvous;
+    made.mailbox.bytes_per_s = GetParam().bytes_per_s;
     return made;
   }
 };
