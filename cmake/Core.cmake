@@ -36,11 +36,15 @@ add_library(tradewind_core STATIC
   csrc/share/exchange_send.cpp
   csrc/share/exchange_sum.cpp
   csrc/share/exchange_watch.cpp
+  csrc/share/host_links.cpp
+  csrc/share/host_memory.cpp
+  csrc/share/hosts.cpp
   csrc/share/isa.cpp
   csrc/share/nccl_comm.cpp
   csrc/share/nccl_handle.cpp
   csrc/share/nccl_library.cpp
   csrc/share/nccl_memory.cpp
+  csrc/share/neighbours.cpp
   csrc/share/plan.cpp
   csrc/step/cuda/library.cpp
   csrc/step/isa.cpp
