@@ -33,6 +33,7 @@ add_library(tradewind_core STATIC
   csrc/share/cuda/library.cpp
   csrc/share/exchange.cpp
   csrc/share/exchange_gather.cpp
+  csrc/share/exchange_host.cpp
   csrc/share/exchange_send.cpp
   csrc/share/exchange_sum.cpp
   csrc/share/exchange_watch.cpp

@@ -48,12 +48,18 @@ Exchange::Impl::Impl(const Plan& the_plan, Memory gradients, Memory gathered,
       board(std::move(the_board)),
       rank(the_peers->rank()),
       size(the_peers->size()),
+      hosts(the_options.hosts.num_ranks() > 0 ? the_options.hosts : Hosts::apart(size)),
       kernels(share_kernels()),
       peers(std::move(the_peers)),
       is_ready(the_plan.buckets().size()) {
   if (plan.world_size() != size) {
     tradewind::fail(ErrorKind::kBadValue, "plan: expected one of ", size, " ranks, got one of ",
                     plan.world_size());
+  }
+  if (options.neighbours && !spreads_means()) {
+    tradewind::fail(ErrorKind::kBadValue,
+                    "neighbours: expected means to be gathered, got something made of them; leave "
+                    "out on_release, or the neighbours");
   }
   for (const ArenaSpec& arena : gradients.layout->arenas()) {
     if (is_lossy() && !takes(options.codec, arena.dtype)) {
@@ -99,7 +105,7 @@ void Exchange::Impl::connect() {
   for (std::size_t channel = 0; channel < channels.size(); ++channel) {
     post_channel(static_cast<std::int32_t>(channel));
   }
-  num_live_threads = 4;
+  num_live_threads = options.neighbours ? 5 : 4;
   const auto start_thread = [&](void (Impl::*run)()) {
     threads.emplace_back([this, run] {
       (this->*run)();
@@ -112,6 +118,7 @@ void Exchange::Impl::connect() {
   start_thread(&Impl::run_summer);
   start_thread(&Impl::run_gatherer);
   start_thread(&Impl::run_watcher);
+  if (options.neighbours) start_thread(&Impl::run_host);
 }
 
 void Exchange::Impl::lay_out(const Memory& gradients, const Memory& gathered) {
@@ -130,17 +137,22 @@ void Exchange::Impl::lay_out(const Memory& gradients, const Memory& gathered) {
     const std::int64_t begin =
         range_between(*gradients.layout, cuts.cuts.front(), cuts.cuts.front()).begin_bytes;
     piece.values = gradients.arenas[arena] + begin;
+    const int num_places = options.neighbours ? options.neighbours->num_places() : 0;
+    for (int place = 0; place < num_places; ++place) {
+      piece.neighbours.push_back(options.neighbours->arena(place, arena) + begin);
+    }
     if (keeps_errors) piece.error = errors[arena].data() + begin / bytes;
     std::vector<std::int64_t> encoded(ranks);
     for (std::size_t r = 0; r <= ranks; ++r) {
       const ByteRange range = range_between(*gradients.layout, cuts.cuts.front(), cuts.cuts[r]);
       piece.value_offsets.push_back(range.size_bytes() / bytes);
       if (r == 0) continue;
-      encoded[r - 1] =
-          wire_bytes(options.codec, piece.dtype, piece.shard_elements(static_cast<int>(r) - 1));
+      const int peer = static_cast<int>(r) - 1;
+      if (!is_own(peer) && !trades_with(peer)) continue;
+      encoded[r - 1] = wire_bytes(options.codec, piece.dtype, piece.shard_elements(peer));
     }
     const std::int64_t own_bytes = encoded[static_cast<std::size_t>(rank)];
-    staging_memory.push_back(allocate(round_up(own_bytes) * (size - 1)));
+    staging_memory.push_back(allocate(round_up(own_bytes) * num_traders()));
     std::byte* staging = aligned(staging_memory.back());
     if (is_lossy()) {
       const auto sum = std::accumulate(
@@ -150,8 +162,9 @@ void Exchange::Impl::lay_out(const Memory& gradients, const Memory& gathered) {
     }
     std::byte* wire = is_lossy() ? aligned(wire_memory.back()) : nullptr;
     for (std::size_t r = 0; r < ranks; ++r) {
-      piece.staging.push_back(is_own(static_cast<int>(r)) ? nullptr : staging);
-      if (!is_own(static_cast<int>(r))) staging += round_up(own_bytes);
+      const bool is_traded = trades_with(static_cast<int>(r));
+      piece.staging.push_back(is_traded ? staging : nullptr);
+      if (is_traded) staging += round_up(own_bytes);
       if (is_lossy()) {
         piece.wire.push_back(wire);
         wire += round_up(encoded[r]);
@@ -228,7 +241,7 @@ void Exchange::Impl::post_staging(std::int32_t piece_idx) {
   const std::int64_t num_bytes = wire_bytes(options.codec, piece.dtype, piece.shard_elements(rank));
   std::vector<TransferPtr> made(static_cast<std::size_t>(size));
   for (int peer = 0; peer < size && num_bytes > 0; ++peer) {
-    if (is_own(peer)) continue;
+    if (!trades_with(peer)) continue;
     const auto p = static_cast<std::size_t>(peer);
     made[p] =
         receive(piece.staging[p], num_bytes, peer, static_cast<std::uint32_t>(piece_idx) * 4 + 1);
@@ -241,7 +254,7 @@ void Exchange::Impl::post_gathering(std::int32_t piece_idx) {
   std::vector<TransferPtr> made(static_cast<std::size_t>(size));
   for (int peer = 0; peer < size; ++peer) {
     const auto p = static_cast<std::size_t>(peer);
-    if (is_own(peer) || piece.gathered_bytes[p] == 0) continue;
+    if (!trades_with(peer) || piece.gathered_bytes[p] == 0) continue;
     made[p] = receive(piece.gathered[p], piece.gathered_bytes[p], peer,
                       static_cast<std::uint32_t>(piece_idx) * 4 + 2);
   }
@@ -372,7 +385,7 @@ void Exchange::begin(std::int64_t num_contributors) {
     (void)published(channel, impl_->rank);
     impl_->or_fail([&] { impl_->post_channel(channel); });
   }
-  const std::scoped_lock lock(impl_->mutex);
+  std::unique_lock lock(impl_->mutex);
   impl_->check_failed();
   impl_->num_contributors = num_contributors;
   impl_->order = impl_->next_order;
@@ -383,6 +396,7 @@ void Exchange::begin(std::int64_t num_contributors) {
   for (PieceState& piece : impl_->states) {
     piece.is_summed = piece.is_offered = piece.is_sent = false;
     piece.is_claimed = piece.is_gathered = false;
+    piece.num_spread = 0;
   }
   impl_->expected.clear();
   if (impl_->started_bytes > 0) {
@@ -395,14 +409,21 @@ void Exchange::begin(std::int64_t num_contributors) {
   impl_->lead_bytes = std::max(impl_->options.lead_bytes, impl_->lead_bytes / 20 * 19);
   for (Channel& channel : impl_->channels) channel.is_published = channel.is_received = false;
   ++impl_->statistics.num_rounds;
+  lock.unlock();
+  impl_->check_neighbours();
 }
 
 void Exchange::ready(std::int32_t bucket_idx) {
+  std::int64_t round = 0;
   {
     const std::scoped_lock lock(impl_->mutex);
     impl_->is_ready[static_cast<std::size_t>(bucket_idx)] = true;
+    round = impl_->statistics.num_rounds;
   }
   if (impl_->size > 1) {
+    if (impl_->options.neighbours) {
+      impl_->options.neighbours->announce(bucket_idx, static_cast<std::uint64_t>(round));
+    }
     impl_->for_sender.notify_all();
     impl_->for_summer.notify_all();
     return;
@@ -434,6 +455,7 @@ void Exchange::wait(std::int32_t bucket_idx) {
   const PlanBucket& bucket = impl_->plan.buckets()[static_cast<std::size_t>(bucket_idx)];
   for (std::int32_t i = 0; i < bucket.num_pieces; ++i) {
     impl_->wait_gathered(bucket.first_piece_idx + i);
+    impl_->wait_spread(bucket.first_piece_idx + i);
   }
 }
 
@@ -442,9 +464,11 @@ bool Exchange::is_done(std::int32_t bucket_idx) const {
   const std::scoped_lock lock(impl_->mutex);
   impl_->check_failed();
   for (std::int32_t i = 0; i < bucket.num_pieces; ++i) {
-    const PieceState& piece = impl_->state(bucket.first_piece_idx + i);
-    if (!piece.is_offered || !piece.is_gathered)
+    const std::int32_t piece_idx = bucket.first_piece_idx + i;
+    const PieceState& piece = impl_->state(piece_idx);
+    if (!piece.is_offered || !piece.is_gathered || !impl_->is_spread(piece_idx)) {
       return false;  // this rank's shard, and the others'
+    }
   }
   return true;
 }

@@ -1,7 +1,8 @@
 // The direct exchange of gradients in host memory. Of every piece each rank owns one shard: the
 // others send theirs, it sums them in rank order, and sends the mean to all (or, where shards are
 // updated by their owners, what the update made of it). The wire carries what a ring would, and the
-// sums do not depend on timing.
+// sums do not depend on timing. With neighbours the ranks of a host sum among themselves first, and
+// only ranks of one place on different hosts trade shards (exchange_host.cpp).
 //
 // Threads: begin(), ready(), the waits and publish() belong to the thread that runs the step
 // (ready(), tell() and fail_with() to any). A sender thread puts at most a window of bytes on the
@@ -19,6 +20,8 @@
 #include <vector>
 
 #include "share/codec.h"
+#include "share/hosts.h"
+#include "share/neighbours.h"
 #include "share/peers.h"
 #include "share/plan.h"
 
@@ -45,6 +48,10 @@ class Exchange {
     std::int64_t lead_bytes = 2 * 1024 * 1024;
     std::chrono::milliseconds patience{30'000};   // then a line says who is missing
     std::chrono::milliseconds deadline{300'000};  // then the wait ends in an error
+    Hosts hosts;                                  // of no ranks: each rank has one of its own
+    // The ranks of this rank's host, from meet_neighbours(); the gradients then lie in its arenas.
+    // Null: all shards are traded with all ranks.
+    std::shared_ptr<Neighbours> neighbours;
   };
 
   // What runs on the summing thread. Neither may throw or call the Exchange, but for publish().
@@ -102,8 +109,9 @@ class Exchange {
   struct Statistics {
     std::int64_t num_rounds = 0;
     std::int64_t sent_bytes = 0;
-    double waited_s = 0.0;  // of the step's thread
-    double busy_s = 0.0;    // from a round's first byte to its last, over rounds that have ended
+    std::int64_t between_hosts_bytes = 0;  // of those
+    double waited_s = 0.0;                 // of the step's thread
+    double busy_s = 0.0;  // from a round's first byte to its last, over rounds that have ended
   };
   [[nodiscard]] Statistics statistics() const;
 
@@ -113,5 +121,13 @@ class Exchange {
  private:
   std::unique_ptr<Impl> impl_;
 };
+
+// What Options::neighbours takes, for an exchange of this plan: collective among the ranks of a
+// host. `sockets`: by rank, see HostLinks. Throws as Neighbours does; Error(kBadValue) unless every
+// host has as many ranks.
+std::shared_ptr<Neighbours> meet_neighbours(const Layout& layout, const Plan& plan,
+                                            const Hosts& hosts,
+                                            const std::vector<std::string>& sockets, int rank,
+                                            Deadline deadline);
 
 }  // namespace tradewind

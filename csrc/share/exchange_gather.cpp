@@ -44,6 +44,7 @@ bool Exchange::Impl::gather(std::int32_t piece_idx, int& waits_for) {
       kernels.decode[static_cast<int>(options.codec)][static_cast<int>(piece.dtype)](
           piece.wire[p], piece.shard_elements(peer), piece.shard(peer));
     }
+    if (options.neighbours) spread(piece_idx, peer);
     const std::scoped_lock lock(mutex);
     received_bytes += piece.gathered_bytes[p];
     last_progress = Clock::now();
@@ -51,6 +52,7 @@ bool Exchange::Impl::gather(std::int32_t piece_idx, int& waits_for) {
     state(piece_idx).gathering[p] = nullptr;
   }
   post_gathering(piece_idx);
+  if (options.neighbours) note_spread(piece_idx);
   const std::scoped_lock lock(mutex);
   state(piece_idx).is_gathered = true;
   round_ended = Clock::now();

@@ -1,7 +1,7 @@
 // The inside of Exchange, shared by its units: exchange.cpp (the step's thread), exchange_send.cpp,
-// exchange_sum.cpp, exchange_gather.cpp and exchange_watch.cpp (one thread each). `mutex` guards
-// everything but what is fixed after construction; it is never held while a transfer is waited for
-// or made.
+// exchange_sum.cpp, exchange_gather.cpp, exchange_host.cpp and exchange_watch.cpp (one thread
+// each). `mutex` guards everything but what is fixed after construction; it is never held while a
+// transfer is waited for or made.
 #pragma once
 
 #include <condition_variable>
@@ -29,8 +29,9 @@ struct PieceMemory {
   std::vector<std::int64_t> gathered_bytes;
   // Encoded shards, each rank's; null without a codec.
   std::vector<std::byte*> wire;
-  float* error = nullptr;           // of the piece, like values; null without error feedback
-  std::vector<std::byte*> staging;  // what each rank sends of this rank's shard; null for itself
+  std::vector<std::byte*> neighbours;  // `values` of each place of this host; empty without
+  float* error = nullptr;              // of the piece, like values; null without error feedback
+  std::vector<std::byte*> staging;     // what each rank sends of this rank's shard; null where none
 
   [[nodiscard]] std::int64_t shard_elements(int rank) const {
     const auto r = static_cast<std::size_t>(rank);
@@ -51,6 +52,8 @@ struct PieceState {
   bool is_claimed = false;  // somebody is gathering it
   bool is_gathered = false;
   std::vector<TransferPtr> staging, gathering;  // by rank, null for itself
+  // Kinds of shards that this rank has given its neighbours: its own, and those that it traded.
+  int num_spread = 0;
 };
 
 struct Channel {
@@ -82,6 +85,7 @@ class Exchange::Impl {
   struct UnderWay {
     Item item;
     std::int64_t size_bytes = 0;
+    std::int64_t between_hosts_bytes = 0;
     std::vector<Sent> transfers;
   };
   void run_sender();
@@ -108,6 +112,27 @@ class Exchange::Impl {
   [[nodiscard]] int urgency_of(std::int32_t piece_idx) const;
   // With the mutex held: this piece's shards may come from now on.
   void expect(std::int32_t piece_idx);
+
+  // exchange_host.cpp
+  void run_host();
+  // values of a shard here = those of all ranks of this host, in rank order, summed and divided.
+  void sum_on_host(std::int32_t piece_idx, int shard, double divisor);
+  [[nodiscard]] double host_divisor(DType dtype) const;
+  // Gives the shard to the neighbours; then that one of the two kinds has been given.
+  void spread(std::int32_t piece_idx, int shard) const;
+  void note_spread(std::int32_t piece_idx);
+  // With the mutex held: this rank, and its neighbours, have the bucket's gradients.
+  [[nodiscard]] bool is_ready_on_host(std::int32_t bucket_idx) const;
+  // With the mutex held: this piece's parts have been given, by this rank and to it.
+  [[nodiscard]] bool is_spread(std::int32_t piece_idx) const;
+  void wait_spread(std::int32_t piece_idx);
+  // Throws where a neighbour is gone.
+  void check_neighbours();
+  // With the mutex held: a rank whose part in the next sum, or of a piece, is missing; -1 for none.
+  [[nodiscard]] int unready_neighbour() const;
+  [[nodiscard]] int owing_neighbour(std::int32_t piece_idx) const;
+  // With the mutex held: one that is gone, and has left this round undone; -1 for none.
+  [[nodiscard]] int lost_neighbour() const;
 
   // exchange_watch.cpp
   void run_watcher();
@@ -164,6 +189,13 @@ class Exchange::Impl {
     return states[static_cast<std::size_t>(piece_idx)];
   }
   [[nodiscard]] bool is_own(int peer) const { return peer == rank; }
+  // Whether shards travel between this rank and that.
+  [[nodiscard]] bool trades_with(int peer) const {
+    return options.neighbours ? hosts.are_opposite(rank, peer) : !is_own(peer);
+  }
+  [[nodiscard]] int num_traders() const {
+    return (options.neighbours ? hosts.num_hosts() : size) - 1;
+  }
   [[nodiscard]] bool spreads_means() const { return !callbacks.on_release; }
   [[nodiscard]] bool is_lossy() const { return options.codec != Codec::kNone; }
 
@@ -173,6 +205,7 @@ class Exchange::Impl {
   const std::shared_ptr<Board> board;
   const int rank;
   const int size;
+  const Hosts hosts;
   const ShareKernels& kernels;
   std::vector<PieceMemory> memories;
   std::vector<std::vector<float>> errors;                    // by arena

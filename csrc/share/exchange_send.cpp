@@ -24,7 +24,7 @@ Exchange::Impl::Item Exchange::Impl::choose() const {
   if (num_scattered < order.size()) {
     const std::int32_t next = order[num_scattered];
     const std::int32_t bucket = plan.pieces()[static_cast<std::size_t>(next)].bucket_idx;
-    if (is_ready[static_cast<std::size_t>(bucket)]) scatter = {Item::Kind::kScatter, next};
+    if (is_ready_on_host(bucket)) scatter = {Item::Kind::kScatter, next};
   }
   if (!offered.empty()) {
     gather = {Item::Kind::kGather,
@@ -37,10 +37,12 @@ Exchange::Impl::Item Exchange::Impl::choose() const {
 }
 
 Exchange::Impl::UnderWay Exchange::Impl::start(const Item& item) {
-  UnderWay made{item, 0, {}};
+  UnderWay made;
+  made.item = item;
   const std::shared_ptr<Peers> to = connections();
   const auto send = [&](const void* data, std::int64_t size_bytes, int peer) {
     made.size_bytes += size_bytes;
+    if (hosts.host_of(peer) != hosts.host_of(rank)) made.between_hosts_bytes += size_bytes;
     try {
       made.transfers.push_back({peer, to->send(data, size_bytes, peer, tag_of(item))});
     } catch (const std::exception& error) {
@@ -51,11 +53,13 @@ Exchange::Impl::UnderWay Exchange::Impl::start(const Item& item) {
   for (int distance = 1; distance < size; ++distance) {
     const int peer = (rank + distance) % size;
     const auto p = static_cast<std::size_t>(peer);
+    if (item.kind != Item::Kind::kPublish && !trades_with(peer)) continue;
     switch (item.kind) {
       case Item::Kind::kScatter: {
         const PieceMemory& piece = memory(item.idx);
         const std::int64_t num_elements = piece.shard_elements(peer);
         if (num_elements == 0) break;
+        if (options.neighbours) sum_on_host(item.idx, peer, host_divisor(piece.dtype));
         const void* data = piece.shard(peer);
         if (is_lossy()) {
           kernels.encode[static_cast<int>(options.codec)][static_cast<int>(piece.dtype)](
@@ -94,6 +98,7 @@ void Exchange::Impl::finish(const UnderWay& done) {
   for (const Sent& sent : done.transfers) wait_for(sent.transfer, sent.peer, kDoing);
   const std::scoped_lock lock(mutex);
   statistics.sent_bytes += done.size_bytes;
+  statistics.between_hosts_bytes += done.between_hosts_bytes;
   std::erase_if(sending, [&](const TransferPtr& transfer) {
     return std::any_of(done.transfers.begin(), done.transfers.end(),
                        [&](const Sent& sent) { return sent.transfer == transfer; });

@@ -5,21 +5,30 @@
 
 namespace tradewind {
 
-// values of this rank's shard = mean over all ranks' parts, in rank order.
+// values of this rank's shard = mean over all ranks' parts, in rank order. Where ranks of a host
+// sum first: over the hosts' sums, in the order of the ranks that hold them.
 void Exchange::Impl::sum(std::int32_t piece_idx) {
   const PieceMemory& piece = memory(piece_idx);
   const std::int64_t num_elements = piece.shard_elements(rank);
   if (num_elements == 0) return;
+  auto divisor = static_cast<double>(num_contributors);
+  if (options.neighbours) {
+    const double before = num_traders() == 0 ? divisor : host_divisor(piece.dtype);
+    sum_on_host(piece_idx, rank, before);
+    if (num_traders() == 0) return;
+    divisor /= before;
+  }
   std::vector<SumPart> parts;
   for (int peer = 0; peer < size; ++peer) {
     if (is_own(peer)) {
       parts.push_back({piece.shard(rank), true});
-    } else {
+    } else if (trades_with(peer)) {
       parts.push_back({piece.staging[static_cast<std::size_t>(peer)], false});
     }
   }
   kernels.sum[static_cast<int>(options.codec)][static_cast<int>(piece.dtype)](
-      parts.data(), size, num_elements, static_cast<double>(num_contributors), piece.shard(rank));
+      parts.data(), static_cast<std::int64_t>(parts.size()), num_elements, divisor,
+      piece.shard(rank));
 }
 
 // What is sent of a mean loses something, so this rank keeps what the others will have.
@@ -36,11 +45,15 @@ void Exchange::Impl::encode_mean(std::int32_t piece_idx) {
 
 std::int64_t Exchange::Impl::staged_bytes(std::int32_t piece_idx) {
   const PieceMemory& piece = memory(piece_idx);
-  return wire_bytes(options.codec, piece.dtype, piece.shard_elements(rank)) * (size - 1);
+  return wire_bytes(options.codec, piece.dtype, piece.shard_elements(rank)) * num_traders();
 }
 
 void Exchange::Impl::offer(std::int32_t piece_idx) {
   if (callbacks.on_release) callbacks.on_release(piece_idx);
+  if (options.neighbours) {
+    spread(piece_idx, rank);
+    note_spread(piece_idx);
+  }
   const std::scoped_lock lock(mutex);
   state(piece_idx).is_offered = true;
   offered.push_back(piece_idx);
@@ -102,14 +115,13 @@ void Exchange::Impl::run_summer() {
         if (released.empty()) {
           if (num_summed >= order.size()) break;  // closing
           piece_idx = order[num_summed];
-          const auto bucket = static_cast<std::size_t>(
-              plan.pieces()[static_cast<std::size_t>(piece_idx)].bucket_idx);
+          const std::int32_t bucket = plan.pieces()[static_cast<std::size_t>(piece_idx)].bucket_idx;
           for_summer.wait(lock, [&] {
-            return is_ready[bucket] || (is_released && !held.empty()) || is_closing ||
+            return is_ready_on_host(bucket) || (is_released && !held.empty()) || is_closing ||
                    !failure.empty();
           });
-          if (!failure.empty() || (is_closing && !is_ready[bucket])) break;
-          if (!is_ready[bucket]) continue;
+          if (!failure.empty() || (is_closing && !is_ready_on_host(bucket))) break;
+          if (!is_ready_on_host(bucket)) continue;
         }
       }
       for (const std::int32_t idx : released) offer(idx);
@@ -126,7 +138,7 @@ void Exchange::Impl::run_summer() {
       }
       sum(piece_idx);
       post_staging(piece_idx);
-      if (spreads_means() && is_lossy()) encode_mean(piece_idx);
+      if (spreads_means() && is_lossy() && num_traders() > 0) encode_mean(piece_idx);
       if (callbacks.on_sum) callbacks.on_sum(piece_idx);
       bool is_last = false, is_held = false;
       {

@@ -39,7 +39,8 @@ std::string Exchange::Impl::describe_late(std::chrono::milliseconds waited) {
     const std::scoped_lock lock(mutex);
     what = waiting_for;
     // Who holds up the sums holds up everything behind them.
-    peer = summer_missing_peer >= 0 ? summer_missing_peer : missing_peer;
+    const int unready = unready_neighbour();
+    peer = summer_missing_peer >= 0 ? summer_missing_peer : unready >= 0 ? unready : missing_peer;
   }
   std::ostringstream text;
   text << "rank " << rank << " has waited " << seconds_text(waited) << " for " << what;
@@ -96,6 +97,7 @@ void Exchange::Impl::fail(const std::string& reason) noexcept {
     for (const TransferPtr& transfer : open) {
       if (transfer) transfer->cancel();
     }
+    if (options.neighbours) options.neighbours->hang_up();
   } catch (...) {  // out of memory: threads still see `failure`
   }
   wake_all();
@@ -129,6 +131,7 @@ void Exchange::Impl::end() noexcept {
   {
     const std::scoped_lock lock(mutex);
     is_closing = true;
+    if (options.neighbours) options.neighbours->hang_up();
     for (const TransferPtr& transfer : sending) transfer->cancel();
     for (PieceState& piece : states) {
       for (const auto* open : {&piece.staging, &piece.gathering}) {
