@@ -40,6 +40,8 @@ struct ShareOptions {
   bool settles_itself = false;
   bool shards_update = false;
   std::vector<at::Tensor> buffers;
+  std::vector<std::string> hosts;    // by rank, the key of its host; empty: unknown
+  std::vector<std::string> sockets;  // by rank; empty: ranks of a host do not sum first
 };
 
 // The line about a late rank goes to stderr from a thread of the core: no Python there.
@@ -61,6 +63,8 @@ std::unique_ptr<SharedGradients> make(std::vector<at::Tensor> parameters,
   made.settles_itself = options.settles_itself;
   made.shards_update = options.shards_update;
   made.buffers = options.buffers;
+  made.exchange.hosts = Hosts::make(options.hosts);
+  made.sockets = options.sockets;
   made.on_late = print_late;
   auto peers = make_c10d_peers(owned<c10d::Backend>(backend));
   auto board = make_c10d_board(owned<c10d::Store>(store), peers->rank(), prefix);
@@ -86,7 +90,9 @@ void register_share(py::module_& module) {
       .def_readwrite("measures", &ShareOptions::measures)
       .def_readwrite("settles_itself", &ShareOptions::settles_itself)
       .def_readwrite("shards_update", &ShareOptions::shards_update)
-      .def_readwrite("buffers", &ShareOptions::buffers);
+      .def_readwrite("buffers", &ShareOptions::buffers)
+      .def_readwrite("hosts", &ShareOptions::hosts)
+      .def_readwrite("sockets", &ShareOptions::sockets);
   py::class_<SharedGradients::NonFinite>(module, "NonFiniteGradient")
       .def_readonly("rank", &SharedGradients::NonFinite::rank)
       .def_readonly("parameter_name", &SharedGradients::NonFinite::parameter_name)
@@ -95,6 +101,7 @@ void register_share(py::module_& module) {
   py::class_<Exchange::Statistics>(module, "ExchangeStatistics")
       .def_readonly("num_rounds", &Exchange::Statistics::num_rounds)
       .def_readonly("sent_bytes", &Exchange::Statistics::sent_bytes)
+      .def_readonly("between_hosts_bytes", &Exchange::Statistics::between_hosts_bytes)
       .def_readonly("waited_s", &Exchange::Statistics::waited_s)
       .def_readonly("busy_s", &Exchange::Statistics::busy_s);
 

@@ -124,8 +124,13 @@ SharedGradients::SharedGradients(std::vector<at::Tensor> parameters, std::vector
   }
   plan_ = Plan::make(layout_, peers->size(), options_.plan);
   Exchange::Memory memory{&layout_, {}};
+  if (!options_.sockets.empty()) {
+    options_.exchange.neighbours =
+        meet_neighbours(layout_, plan_, options_.exchange.hosts, options_.sockets, rank_,
+                        std::chrono::steady_clock::now() + options_.exchange.deadline);
+  }
   for (const ArenaSpec& arena : layout_.arenas()) {
-    arenas_.push_back(allocate_zeroed(arena.size_bytes, c10::Device(c10::kCPU)));
+    arenas_.push_back(allocate_arena(arena.size_bytes));
     memory.arenas.push_back(arenas_.back().data);
   }
   views_.resize(parameters_.size());
@@ -206,6 +211,13 @@ SharedGradients::SharedGradients(std::vector<at::Tensor> parameters, std::vector
 }
 
 SharedGradients::~SharedGradients() = default;
+
+// The next arena's memory, where the neighbours see it if there are any.
+ZeroedMemory SharedGradients::allocate_arena(std::int64_t size_bytes) const {
+  const auto& neighbours = options_.exchange.neighbours;
+  if (!neighbours) return allocate_zeroed(size_bytes, c10::Device(c10::kCPU));
+  return {neighbours->arena(neighbours->own_place(), arenas_.size()), neighbours->own_memory()};
+}
 
 // --- backward
 // -------------------------------------------------------------------------------------

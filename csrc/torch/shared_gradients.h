@@ -43,6 +43,9 @@ class SharedGradients {
     bool shards_update = false;
     // Of the model: those of rank 0 travel with every round, for take_buffers().
     std::vector<at::Tensor> buffers;
+    // By rank, or empty: where the ranks of one of exchange.hosts meet, to sum among themselves
+    // first (meet_neighbours()).
+    std::vector<std::string> sockets;
     std::function<void(const std::string&)> on_late;
   };
 
@@ -144,6 +147,7 @@ class SharedGradients {
 
  private:
   struct Facts;
+  [[nodiscard]] ZeroedMemory allocate_arena(std::int64_t size_bytes) const;
   void arrive(std::size_t idx);
   void close_backward();
   void begin();

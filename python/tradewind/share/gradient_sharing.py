@@ -16,6 +16,7 @@ from torch.nn.parallel import distributed as ddp_module
 
 from tradewind._core import native
 from tradewind.share.departure import reason, watch_over
+from tradewind.share.hosts import meet_on_hosts
 from tradewind.share.options import Codec, Overlap, Share, Strategy
 from tradewind.share.rendezvous import Meeting, meet
 from tradewind.share.value_broadcast import ValueBroadcast
@@ -433,6 +434,8 @@ def make_native(
     options.measures = measures
     options.shards_update = shards_update
     options.buffers = list(buffers)
+    if share.strategy == "hierarchical" and meeting.size > 1:
+        options.hosts, options.sockets = meet_on_hosts(meeting)
     names, parameters = zip(*named, strict=True)
     backend = meeting.connect()
     shared = native.SharedGradients(

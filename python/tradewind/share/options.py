@@ -27,14 +27,19 @@ class Share:
             checkpoints. Sums are taken in float32.
         strategy: "allreduce": every rank updates everything. "sharded": each rank sums, updates and
             stores the optimizer state of its shard alone. "hierarchical": first among the ranks of
-            a host through shared memory, then between hosts. "periodic": ranks step on their own
-            and average every `outer_every` steps (DiLoCo, arXiv 2311.08105).
+            a host through shared memory, then between hosts, each of which sends 2(H-1)/H of the
+            gradients' bytes however many ranks it has; on Linux, where all hosts have as many
+            ranks, else as "allreduce", with a warning. Codecs apply between hosts. "periodic":
+            ranks step on their own and average every `outer_every` steps (DiLoCo, arXiv
+            2311.08105).
         overlap: "backward": all sums are done before the update, as DistributedDataParallel has
             it. "next-forward": each bucket's sum and update are done when the next forward first
             needs its parameters. "auto": the Engine measures both in its first steps and takes the
             faster one.
         deterministic: sums in rank order over a fixed layout, so that results do not depend on
-            timing. The direct exchange always adds in this order.
+            timing. The direct exchange always adds in this order. "hierarchical", whose results do
+            not depend on timing either, adds the ranks of each host and then the hosts' sums, which
+            rounds differently: together they are refused.
         process_group: whose ranks share; None: all.
         bucket_mb: MiB of gradients that become ready together, up to.
         patience: a wait this long says on stderr who is late.
@@ -60,6 +65,13 @@ class Share:
         _check_choice("overlap", self.overlap, get_args(Overlap))
         if not isinstance(self.deterministic, bool):
             raise TypeError(f"deterministic: expected True or False, got {self.deterministic!r}")
+        if self.deterministic and self.strategy == "hierarchical":
+            raise ValueError(
+                "deterministic=True: expected a strategy that adds all ranks in rank order, got "
+                "'hierarchical', which adds the ranks of each host first; use "
+                "strategy='allreduce', or deterministic=False: repeated runs on the same hosts "
+                "agree to the bit either way"
+            )
         _check_positive("bucket_mb", self.bucket_mb)
         for name in ("patience", "timeout"):
             value = getattr(self, name)

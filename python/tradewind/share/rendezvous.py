@@ -99,6 +99,24 @@ class Meeting:
             "ranks with the same model and options"
         )
 
+    def tell_all(self, topic: str, text: str) -> list[str]:
+        """What every rank says of `topic`, in rank order; once for each topic.
+
+        Raises SharingError naming the ranks that are missing.
+        """
+        keys = [f"{self.prefix}/{topic}/{rank}" for rank in range(self.size)]
+        try:
+            self.store.set(keys[self.rank], text)
+            self.store.wait(keys, self.timeout)
+            return [value.decode() for value in self.store.multi_get(keys)]
+        except RuntimeError as error:
+            missing = self._missing(keys)
+            self._await_readers(_MISSING_WAIT)
+            raise native.SharingError(
+                f"rank {self.rank}: waited {self.timeout.total_seconds():g} s for every rank to "
+                f"tell its {topic}; {missing} ({str(error)[:200]})"
+            ) from error
+
     def _await_readers(self, wait: timedelta) -> None:
         """Stay until every rank has read what is wrong: one of them may hold the store."""
         keys = [f"{self.prefix}/read/{rank}" for rank in range(self.size)]
