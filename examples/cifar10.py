@@ -3,9 +3,7 @@
     python examples/cifar10.py --data DIR_OR_ZIP [--epochs 3] [--steps 200] [--batch 128] [--lr 0.1]
 
 DATA is a folder with train/CLASS/*.jpg or with a zip of that ("train" in its name), or the zip.
-Without --data: the channel "training" (SM_CHANNEL_TRAINING). Options may also come as
-hyperparameters. Where SM_MODEL_DIR is set, the model is left there. Several ranks share each batch:
-torchrun --nproc-per-node=2 examples/cifar10.py ...
+Without --data: the channel "training". Options may come as hyperparameters. torchrun starts ranks.
 """
 
 import argparse
@@ -52,8 +50,8 @@ class Images(Dataset):
         image = torch.from_numpy(pixels).permute(2, 0, 1).div_(127.5).sub_(1.0)
         image = image.flip(2) if torch.rand(()) < 0.5 else image
         row, column = torch.randint(0, 9, (2,)).tolist()
-        image = F.pad(image, (4, 4, 4, 4))[:, row : row + 32, column : column + 32]
-        return image, self.classes.index(Path(path).parent.name)
+        shifted = F.pad(image, (4, 4, 4, 4))[:, row : row + 32, column : column + 32]
+        return shifted, self.classes.index(Path(path).parent.name)
 
 
 class Block(nn.Module):
@@ -81,15 +79,15 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    shared = Path(__file__).resolve().parents[2] / "shared" / "data"
+    shared = Path(__file__).resolve().parents[2] / "shared/data"
     parser.add_argument("--data", default=here.channels.get("training", shared))
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--steps", type=int, help="stop after this many updates")
     parser.add_argument("--batch", type=int, default=128, help="of all ranks together")
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--run", default="runs/cifar10")
-    known = {action.dest for action in parser._actions}
-    parser.set_defaults(**{k: v for k, v in here.hyperparameters.items() if k in known})
+    known = {action.dest for action in parser._actions} & set(here.hyperparameters)
+    parser.set_defaults(**{name: here.hyperparameters[name] for name in known})
     return parser.parse_args()
 
 
@@ -97,26 +95,22 @@ def main() -> None:
     options = parse()
     torch.manual_seed(0)
     train = Images(Path(options.data))
-    world_size = tw.place().world_size
-    rank_batch = options.batch // world_size
-    loader = DataLoader(train, batch_size=rank_batch, shuffle=True, drop_last=True)
-    epoch_steps = len(loader) // world_size
-    steps = options.steps or options.epochs * epoch_steps
-    model = make_model(len(train.classes))
+    ranks = tw.place().world_size
+    loader = DataLoader(train, batch_size=options.batch // ranks, shuffle=True, drop_last=True)
+    steps = options.steps or options.epochs * (len(loader) // ranks)
     recipe = tw.SGD(lr=options.lr, momentum=0.9, nesterov=True, weight_decay=5e-4)
-    engine = tw.Engine(
-        model, recipe, precision="amp-bf16", clip_norm=5.0, share=tw.Share(), run=options.run
-    )
+    how = {"precision": "amp-bf16", "clip_norm": 5.0, "share": tw.Share(), "run": options.run}
+    engine = tw.Engine(make_model(len(train.classes)), recipe, **how)
     schedule = torch.optim.lr_scheduler.OneCycleLR(engine.optimizer, options.lr, total_steps=steps)
-    for images, labels in engine.batches(loader, epochs=-(-steps // epoch_steps)):
+    for images, labels in engine.batches(loader, epochs=-(-steps * ranks // len(loader))):
         logits = engine(images.to(memory_format=torch.channels_last))
         engine.log(accuracy=(logits.argmax(1) == labels).float().mean())
         engine.step(F.cross_entropy(logits, labels))
         schedule.step()
         if engine.num_steps == steps:
             break
-    if (here := tw.place().model_dir) and engine.rank == 0:
-        torch.save(model.state_dict(), Path(here) / "model.pt")
+    if tw.place().model_dir and engine.rank == 0:
+        torch.save(engine.model.state_dict(), tw.place().model_dir / "model.pt")
     engine.close()
     print(f"loss {engine.last_result.loss:.3f}; report: {engine.report()}")
 

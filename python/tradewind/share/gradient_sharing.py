@@ -160,7 +160,9 @@ class GradientSharing(torch.nn.Module, Joinable):
             return self._forward(*args, **kwargs)
         except BaseException as error:
             connected = self._connected
-            if torch.is_grad_enabled() and connected and os.getpid() == connected[0].pid:
+            # Within a backward it is a checkpoint that runs it again, and may stop it on the way.
+            trains = torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1
+            if trains and connected and os.getpid() == connected[0].pid:
                 connected[1].fail(reason(connected[0].rank, error, "forward"))
             raise
 
@@ -347,7 +349,7 @@ class GradientSharing(torch.nn.Module, Joinable):
                 "own; copy or save model.module, or model.state_dict()"
             )
         share = replace(self._share, process_group=None)
-        return {**self.__dict__, "_connected": None, "_share": share}
+        return {**self.__dict__, "_connected": None, "_broadcast": None, "_share": share}
 
 
 class _ShadowRounds(JoinHook):

@@ -42,7 +42,6 @@ def test_options(options: dict[str, object], error: type[Exception], message: st
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("share", "anything"),
         ("checkpoint", "anything"),
         ("watch", "anything"),
         ("resume", "must"),
@@ -58,7 +57,7 @@ def test_more_than_one_process_is_not_ignored(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setenv(name, str(value))
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "29500")
-    with pytest.raises(NotImplementedError, match="2 processes"):
+    with pytest.raises(ValueError, match="2 processes: each would train alone"):
         make()
 
 

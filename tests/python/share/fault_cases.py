@@ -413,7 +413,8 @@ def missing_in_core(case: Case) -> tuple[str, bool]:
         return case.needs_core, True
     if case.fault is None or all(says.outcome != LOST for says in case.expected.values()):
         return "", False
-    if case.buffers or case.fault["phase"] == "start":
+    is_at_start = case.fault["phase"] == "start"
+    if is_at_start or (case.buffers and case.api == "sharing"):
         return "", False  # known before anything is shared
     if case.api == "sharing":
         return TYPE, True

@@ -44,7 +44,7 @@ def counts(rank: int) -> dict[str, float]:
 
 def test_statistics(ranks: Ranks) -> None:
     for found in ranks.run(counts):
-        assert set(found) == {"num_rounds", "sent_bytes", "waited_s"}
+        assert set(found) == {"num_rounds", "sent_bytes", "waited_s", "busy_s"}
         assert found["num_rounds"] == 3
         # Each of two ranks sends half of the gradients and half of the means: 4000 bytes a round.
         assert found["sent_bytes"] == pytest.approx(3 * 4000, rel=0.1)
