@@ -35,8 +35,7 @@ std::uint32_t channel_tag(std::int32_t idx) { return static_cast<std::uint32_t>(
 
 }  // namespace
 
-// --- construction
-// ---------------------------------------------------------------------------------
+// --- construction --------------------------------------------------------------------------------
 
 Exchange::Impl::Impl(const Plan& the_plan, Memory gradients, Memory gathered,
                      std::shared_ptr<Peers> the_peers, std::shared_ptr<Board> the_board,
@@ -274,8 +273,7 @@ void Exchange::Impl::post_channel(std::int32_t channel_idx) {
   keep(channel.receiving, std::move(made));
 }
 
-// --- waiting
-// --------------------------------------------------------------------------------------
+// --- waiting -------------------------------------------------------------------------------------
 
 void Exchange::Impl::check_failed() const {
   if (!failure.empty()) tradewind::fail(ErrorKind::kPeerLost, failure);
@@ -350,8 +348,7 @@ void Exchange::Impl::wait_gathered(std::int32_t piece_idx) {
   });
 }
 
-// --- the public side
-// ------------------------------------------------------------------------------
+// --- the public side -----------------------------------------------------------------------------
 
 Exchange::Exchange(const Plan& plan, Memory gradients, Memory gathered,
                    std::shared_ptr<Peers> peers, std::shared_ptr<Board> board,

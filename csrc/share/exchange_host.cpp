@@ -60,8 +60,7 @@ constexpr const char* kGone = "its process has ended, or has given up sharing";
 
 }  // namespace
 
-// --- what is read and written
-// ---------------------------------------------------------------------
+// --- what is read and written --------------------------------------------------------------------
 
 // Half sums of 16-bit values would overflow where their mean does not: of them, the means of hosts
 // travel.
@@ -102,8 +101,7 @@ void Exchange::Impl::note_spread(std::int32_t piece_idx) {
   options.neighbours->announce(piece_word(*this, piece_idx), static_cast<std::uint64_t>(round));
 }
 
-// --- what is waited for
-// ---------------------------------------------------------------------------
+// --- what is waited for --------------------------------------------------------------------------
 
 bool Exchange::Impl::is_ready_on_host(std::int32_t bucket_idx) const {
   if (!is_ready[static_cast<std::size_t>(bucket_idx)]) return false;

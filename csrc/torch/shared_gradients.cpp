@@ -7,7 +7,6 @@
 #include <cmath>
 #include <cstring>
 #include <numeric>
-#include <thread>
 #include <utility>
 
 #include "base/error.h"
@@ -219,8 +218,7 @@ ZeroedMemory SharedGradients::allocate_arena(std::int64_t size_bytes) const {
   return {neighbours->arena(neighbours->own_place(), arenas_.size()), neighbours->own_memory()};
 }
 
-// --- backward
-// -------------------------------------------------------------------------------------
+// --- backward ------------------------------------------------------------------------------------
 
 void SharedGradients::arrive(std::size_t idx) {
   const std::scoped_lock lock(mutex_);
@@ -429,8 +427,7 @@ void SharedGradients::abandon(const std::string& reason) {
   is_begun_ = false;
 }
 
-// --- what ranks say of a round
-// --------------------------------------------------------------------
+// --- what ranks say of a round -------------------------------------------------------------------
 
 std::vector<std::int32_t> SharedGradients::next_order() const {
   std::vector<std::int32_t> order = arrivals_;
@@ -557,8 +554,7 @@ void SharedGradients::set_forward_order(const std::vector<std::int64_t>& paramet
   }
 }
 
-// --- the end of a round
-// ---------------------------------------------------------------------------
+// --- the end of a round --------------------------------------------------------------------------
 
 std::int32_t SharedGradients::bucket_of(std::size_t idx) const {
   return slot_of_[idx] < 0 ? -1 : plan_.bucket_of(slot_of_[idx]);
@@ -690,8 +686,7 @@ void SharedGradients::update_piece(std::int32_t piece_idx) {
   }
 }
 
-// --- measures of the means
-// ------------------------------------------------------------------------
+// --- measures of the means -----------------------------------------------------------------------
 
 void SharedGradients::measure_piece(std::int32_t piece_idx) {
   const PlanPiece& piece = plan_.pieces()[static_cast<std::size_t>(piece_idx)];

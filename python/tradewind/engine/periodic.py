@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from tradewind.engine.rank_batches import RankBatches
 from tradewind.engine.sharing import Sharing
 from tradewind.optim.fused import FusedOptimizer, Orders, Outcome
+from tradewind.share.departure import reason
 from tradewind.share.gradient_sharing import make_native
 
 
@@ -62,7 +62,7 @@ class PeriodicSharing(Sharing):
     def after_backward(self, *, syncs: bool, has_next: bool) -> None: ...
 
     def backward_failed(self, error: BaseException) -> None:
-        self.shared.fail(f"rank {self.rank} raised {type(error).__name__} in backward: {error}")
+        self.shared.fail(reason(self.rank, error, "backward"))
 
     def update(self, orders: Orders, on_end: Any) -> Outcome | None:
         return None
@@ -87,11 +87,9 @@ class PeriodicSharing(Sharing):
         shared.settle()
         self._num_rounds += 1
         self._num_local = 0
-        if shared.nonfinite():
-            self._outer_optimizer.zero_grad()  # a rank went astray: all go back to the last step
-        else:
+        if not shared.nonfinite():  # else a rank went astray: all go back to the last step
             self._outer_optimizer.step()
-            self._outer_optimizer.zero_grad()
+        self._outer_optimizer.zero_grad()
         for outer, parameter in zip(self._outer, self._parameters, strict=True):
             parameter.copy_(outer)
 
@@ -102,9 +100,6 @@ class PeriodicSharing(Sharing):
 
     def shadow_round(self) -> None:
         self._outer_step(is_present=False, has_next=False)
-
-    def batches_of(self, loader: Any) -> RankBatches:
-        return RankBatches(loader, self._meeting)
 
     def outer_state_dict(self) -> dict[str, Any]:
         """For checkpoints: the outer parameters and momentum, alike on all ranks."""

@@ -77,8 +77,8 @@ class ShardedOptimizer:
                 found[fragment] = _part(values[self._parameters[index]], begin, end)
         self.inner.start_masters(found)
 
-    def begin(self) -> tuple[list[Any], native.OptimizerTable]:
-        """Today's options, and a table that the exchange may step."""
+    def begin(self) -> list[Any]:
+        """Today's options; from now on the exchange may step the table."""
         for outer, inner in zip(self._outer.param_groups, self.inner.param_groups, strict=True):
             inner.update({k: v for k, v in outer.items() if k not in ("params", "param_names")})
         groups = self.inner._groups()
@@ -92,7 +92,7 @@ class ShardedOptimizer:
             table.take_gradients(means)
             self._shared.set_shards(table, self._table_idx)
             self._table = table
-        return groups, table
+        return groups
 
     # --- the state of all ranks -------------------------------------------------------------------
 
@@ -155,13 +155,10 @@ class ShardedUpdate:
         self._optimizer = optimizer
         self._give_measures = give_measures
         self._on_end = on_end
-        self._groups, _ = sharded.begin()
+        self._groups = sharded.begin()
         self._clip_norm = optimizer.clip_norm
         self._result = Outcome()
-        multiplier = orders.gradient_multiplier
-        if orders.grad_scale is not None:
-            multiplier /= float(orders.grad_scale)
-        self._multiplier = self._result.gradient_multiplier = multiplier
+        self._multiplier = self._result.gradient_multiplier = orders.multiplier()
         self._is_decided = False
         self.is_over = False
         self.is_finishing = False
@@ -183,13 +180,12 @@ class ShardedUpdate:
             self._result.applied = False
             self._result.nonfinite = tuple(found)
         elif self._clip_norm is not None:
-            self._measure()
-            assert isinstance(self._result.norm, float)
-            self._result.clip_factor = native.clip_factor(self._result.norm, float(self._clip_norm))
+            norm = self._measure()
+            self._result.clip_factor = native.clip_factor(norm, float(self._clip_norm))
         factor = self._multiplier * self._result.clip_factor
         self._shared.release(self._groups, factor, is_vetoed=not self._result.applied)
 
-    def _measure(self) -> None:
+    def _measure(self) -> float:
         """Every rank knows every shard's measure: the norm is the same on all, to the bit."""
         self._give_measures()
         table = self._optimizer.native_table
@@ -197,10 +193,7 @@ class ShardedUpdate:
         table.collect()
         measured = table.measure()
         table.skip()
-        self._result.norm = measured.norm * abs(self._multiplier)
-        self._result.num_nonfinite = measured.num_nonfinite
-        self._result.first_nonfinite_name = measured.first_nonfinite_name
-        self._result.num_hot = measured.num_hot
+        return self._result.take(measured)
 
     def finish(self) -> None:
         if self.is_over or self.is_finishing:

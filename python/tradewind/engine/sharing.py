@@ -115,7 +115,6 @@ class Sharing:
             self.sharded = ShardedOptimizer(optimizer, parameters, self.shared, self._meeting)
         optimizer.hook_gradients("shared")
         self._table: Any = None
-        self._handles: list[Any] = []
         self._schedule = _Schedule(self, self._share.overlap)
 
     @property
@@ -286,7 +285,6 @@ class _Schedule:
 
     def __init__(self, sharing: Sharing, overlap: str) -> None:
         self._sharing = sharing
-        self._overlap = overlap
         self._model = sharing._model
         self._record = ReaderRecord(self._model, sharing._parameters)
         self._is_ready = False  # for late updates

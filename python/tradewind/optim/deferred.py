@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from tradewind._core import native
 
 if TYPE_CHECKING:
@@ -16,7 +14,7 @@ if TYPE_CHECKING:
 class DeferredUpdate:
     """Begun by `FusedOptimizer.defer`; the optimizer is not to be stepped before `end()`.
 
-    Parameters are indices into `parameters`. Gradients stay until the end.
+    Parameters are named by their index in the optimizer's table. Gradients stay until the end.
     """
 
     def __init__(self, optimizer: FusedOptimizer, orders: Orders, outcome: Outcome) -> None:
@@ -27,12 +25,8 @@ class DeferredUpdate:
         self._table = table
         self._orders = orders
         self._clip_norm = optimizer.clip_norm
-        self.parameters: list[torch.Tensor] = optimizer._table_parameters
         self.outcome = outcome
-        multiplier = orders.gradient_multiplier
-        if orders.grad_scale is not None:
-            multiplier /= float(orders.grad_scale)
-        self._multiplier = outcome.gradient_multiplier = multiplier
+        self._multiplier = outcome.gradient_multiplier = orders.multiplier()
 
     @property
     def clips(self) -> bool:
@@ -42,10 +36,9 @@ class DeferredUpdate:
     def measure(self) -> None:
         """Take norm and clip factor of all gradients, which must all have been measured."""
         self._table.collect()
-        self._take(self._table.measure())
+        norm = self.outcome.take(self._table.measure())
         if self._clip_norm is not None:
-            assert isinstance(self.outcome.norm, float)
-            self.outcome.clip_factor = native.clip_factor(self.outcome.norm, float(self._clip_norm))
+            self.outcome.clip_factor = native.clip_factor(norm, float(self._clip_norm))
 
     def apply(self, parameter_indices: list[int]) -> None:
         factor = self._multiplier * self.outcome.clip_factor
@@ -54,20 +47,13 @@ class DeferredUpdate:
 
     def end(self) -> Outcome:
         """All parts have been applied; the outcome then is that of the whole update."""
-        self._take(self._table.end_parts())
+        self.outcome.take(self._table.end_parts())
         return self.outcome
 
     def veto(self) -> Outcome:
         """In place of all parts: nothing is applied."""
         self._table.collect()
-        self._take(self._table.measure())
+        self.outcome.take(self._table.measure())
         self._table.skip()
         self.outcome.applied = False
         return self.outcome
-
-    def _take(self, measured: native.MeasureResult) -> None:
-        outcome = self.outcome
-        outcome.norm = measured.norm * abs(self._multiplier)
-        outcome.num_nonfinite = measured.num_nonfinite
-        outcome.first_nonfinite_name = measured.first_nonfinite_name
-        outcome.num_hot = measured.num_hot

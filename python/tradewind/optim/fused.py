@@ -75,6 +75,15 @@ class Outcome:
         """Whether reading the numbers would not wait for a device."""
         return True
 
+    def take(self, measured: native.MeasureResult) -> float:
+        """What was measured of gradients as they lie in memory; `gradient_multiplier` is set.
+        Returns the norm."""
+        self.norm = norm = measured.norm * abs(self.gradient_multiplier)
+        self.num_nonfinite = measured.num_nonfinite
+        self.first_nonfinite_name = measured.first_nonfinite_name
+        self.num_hot = measured.num_hot
+        return norm
+
     def found_inf(self, device: torch.device) -> torch.Tensor:
         """1 where the update was vetoed, else 0: 0-d, float32, on the device, without a wait."""
         return torch.full((), float(not self.applied), device=device)
@@ -94,6 +103,12 @@ class Orders:
     wants_changes: bool = False  # how far each parameter moved, for statistics
     grad_scale: torch.Tensor | None = None  # a loss scale: gradients are divided by it
     found_inf: torch.Tensor | None = None  # not zero: somebody else's veto
+
+    def multiplier(self) -> float:
+        """What gradients are multiplied by to be those of the loss."""
+        if self.grad_scale is None:
+            return self.gradient_multiplier
+        return self.gradient_multiplier / float(self.grad_scale)
 
 
 def _check_choice(name: str, given: Any, choices: tuple[Any, ...]) -> None:
@@ -316,22 +331,16 @@ class FusedOptimizer(Optimizer):
             outcome.applied = False
             table.skip()
             return outcome
-        multiplier = orders.gradient_multiplier
-        if orders.grad_scale is not None:
-            multiplier /= float(orders.grad_scale)
-        outcome.gradient_multiplier = multiplier
+        multiplier = outcome.gradient_multiplier = orders.multiplier()
         if self.clip_norm is not None or orders.measure or orders.veto_nonfinite:
             measured = table.measure()
-            outcome.norm = measured.norm * abs(multiplier)
-            outcome.num_nonfinite = measured.num_nonfinite
-            outcome.first_nonfinite_name = measured.first_nonfinite_name
-            outcome.num_hot = measured.num_hot
+            norm = outcome.take(measured)
             if orders.veto_nonfinite and measured.num_nonfinite:
                 outcome.applied = False
                 table.skip()
                 return outcome
             if self.clip_norm is not None:
-                outcome.clip_factor = native.clip_factor(outcome.norm, float(self.clip_norm))
+                outcome.clip_factor = native.clip_factor(norm, float(self.clip_norm))
         self._add_states(table, table.missing_state())
         table.sweep(groups, multiplier * outcome.clip_factor, orders.wants_changes)
         return outcome

@@ -124,8 +124,6 @@ class GradientSharing(torch.nn.Module, Joinable):
         self.broadcast_buffers = at_start if forward_sync_buffers is None else forward_sync_buffers
         self.require_backward_grad_sync = True
         self._syncs_buffers_next = True
-        self._divides_by_all = True
-        self._num_reported = 0
         self._init_facts = {"broadcast_buffers": broadcast_buffers, "init_sync": init_sync}
         self._connected = self._connect()
         if init_sync:
