@@ -1,6 +1,9 @@
 // The exception table: ErrorKind -> Python exception. tests/python/test_exceptions.py has a test
 // per row; docs/errors.md publishes it.
 #include <pybind11/pybind11.h>
+#include <torch/csrc/Exceptions.h>
+
+#include <utility>
 
 #include "base/error.h"
 #include "bindings/register.h"
@@ -22,7 +25,20 @@ PyObject* python_exception(ErrorKind kind) {
   return PyExc_RuntimeError;
 }
 
+struct AutogradError final : torch::PyTorchError {
+  AutogradError(PyObject* type, std::string text)
+      : torch::PyTorchError(std::move(text)), type_(type) {}
+  PyObject* python_type() override { return type_; }
+
+ private:
+  PyObject* type_;
+};
+
 }  // namespace
+
+void throw_through_autograd(const Error& error) {
+  throw AutogradError(python_exception(error.kind()), error.what());
+}
 
 void register_exceptions(pybind11::module_& module) {
   g_sharing_error = PyErr_NewExceptionWithDoc(

@@ -6,9 +6,13 @@
 
 #include <string>
 
+#include "base/error.h"
+
 namespace tradewind::bindings {
 
 void register_exceptions(pybind11::module_& module);
+// Throws `error` such that torch's autograd raises it in Python as the exception table has it.
+[[noreturn]] void throw_through_autograd(const Error& error);
 void register_arena(pybind11::module_& module);
 void register_step(pybind11::module_& module);
 void register_cuda(pybind11::module_& module);

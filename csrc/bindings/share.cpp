@@ -66,6 +66,7 @@ std::unique_ptr<SharedGradients> make(std::vector<at::Tensor> parameters,
   made.exchange.hosts = Hosts::make(options.hosts);
   made.sockets = options.sockets;
   made.on_late = print_late;
+  made.throw_through_autograd = throw_through_autograd;
   auto peers = make_c10d_peers(owned<c10d::Backend>(backend));
   auto board = make_c10d_board(owned<c10d::Store>(store), peers->rank(), prefix);
   const py::gil_scoped_release release;

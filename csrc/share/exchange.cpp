@@ -190,9 +190,11 @@ Exchange::Impl::~Impl() noexcept {
     const std::scoped_lock lock(mutex);
     waits = failure.empty();
     goodbye_until = Clock::now() + kGoodbye;
+    activity = "has left";
     if (waits) publishing.push_back(static_cast<std::int32_t>(channels.size()) - 1);
     wake_all();
   }
+  if (waits && board) board->post("has left");
   for (int peer = 0; waits && peer < size; ++peer) {
     TransferPtr transfer;
     {
@@ -481,8 +483,10 @@ void Exchange::wait_all() {
     wait(static_cast<std::int32_t>(bucket));
   }
   const auto is_sent = [&] {
-    return std::all_of(impl_->states.begin(), impl_->states.end(),
-                       [](const PieceState& piece) { return piece.is_sent; });
+    const auto is_one_sent = [](const auto& one) { return one.is_sent; };
+    // Channels too: publish() must not wait for them, as it has no deadline.
+    return std::all_of(impl_->states.begin(), impl_->states.end(), is_one_sent) &&
+           std::all_of(impl_->channels.begin(), impl_->channels.end(), is_one_sent);
   };
   const Waiting waiting(*impl_, "the last bytes to leave");
   std::unique_lock lock(impl_->mutex);

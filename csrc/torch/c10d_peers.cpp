@@ -13,12 +13,15 @@
 #include <utility>
 
 #include "base/error.h"
+#include "share/deadline.h"
 
 namespace tradewind {
 namespace {
 
 // Deadlines are the Exchange's, which names what is late; c10d's own would close the connection.
 constexpr std::chrono::hours kForEver{24 * 30};
+// A store whose process is stopped answers nothing, and who asks it would miss every deadline.
+constexpr std::chrono::milliseconds kMoment{300};
 
 class C10dTransfer final : public Transfer {
  public:
@@ -64,18 +67,27 @@ class C10dPeers final : public Peers {
                                  std::uint32_t tag) override {
     // SAFETY: Gloo only reads what it sends.
     std::vector<at::Tensor> tensors{bytes_at(const_cast<void*>(data), size_bytes)};
-    const std::scoped_lock lock(mutex_);
-    return std::make_unique<C10dTransfer>(backend_->send(tensors, peer, static_cast<int>(tag)));
+    return begun([&] { return backend_->send(tensors, peer, static_cast<int>(tag)); });
   }
 
   std::unique_ptr<Transfer> receive(void* data, std::int64_t size_bytes, int peer,
                                     std::uint32_t tag) override {
     std::vector<at::Tensor> tensors{bytes_at(data, size_bytes)};
-    const std::scoped_lock lock(mutex_);
-    return std::make_unique<C10dTransfer>(backend_->recv(tensors, peer, static_cast<int>(tag)));
+    return begun([&] { return backend_->recv(tensors, peer, static_cast<int>(tag)); });
   }
 
  private:
+  // Gloo throws its own where the connection is gone already.
+  template <class Begin>
+  std::unique_ptr<Transfer> begun(const Begin& begin) {
+    const std::scoped_lock lock(mutex_);
+    try {
+      return std::make_unique<C10dTransfer>(begin());
+    } catch (const std::exception& error) {
+      fail(ErrorKind::kPeerLost, error.what());
+    }
+  }
+
   static at::Tensor bytes_at(void* data, std::int64_t size_bytes) {
     return at::from_blob(data, {size_bytes}, at::TensorOptions().dtype(at::kByte));
   }
@@ -98,16 +110,22 @@ class C10dBoard final : public Board {
   void post(const std::string& text) noexcept override {
     try {
       const std::string line = std::to_string(now_ms()) + " " + text;
-      store_->set(key(rank_), std::vector<std::uint8_t>(line.begin(), line.end()));
+      const std::vector<std::uint8_t> bytes(line.begin(), line.end());
+      (void)ask([store = store_, key = key(rank_), bytes] { store->set(key, bytes); });
     } catch (...) {  // whoever held the store is gone; the exchange itself will say so
     }
   }
 
   std::string read(int rank) noexcept override {
     try {
-      if (!store_->check({key(rank)})) return "";
-      const std::vector<std::uint8_t> bytes = store_->get(key(rank));
-      const std::string line(bytes.begin(), bytes.end());
+      const auto answer = std::make_shared<std::string>();
+      const bool is_there = ask([store = store_, key = key(rank), answer] {
+        if (!store->check({key})) return;
+        const std::vector<std::uint8_t> bytes = store->get(key);
+        answer->assign(bytes.begin(), bytes.end());
+      });
+      if (!is_there || answer->empty()) return "";
+      const std::string& line = *answer;
       const auto space = line.find(' ');
       std::ostringstream text;
       text.precision(3);
@@ -121,6 +139,27 @@ class C10dBoard final : public Board {
   }
 
  private:
+  // Whether the call returned within a moment. One that did not is left behind, and until it
+  // returns nothing else is asked: it holds the connection. The call owns what it touches.
+  template <class Call>
+  bool ask(Call call) {
+    if (num_left_behind_->load() > 0) return false;
+    enum Phase : int { kAsked, kAnswered, kLeftBehind };
+    const auto phase = std::make_shared<std::atomic<int>>(kAsked);
+    const auto deadline = std::chrono::steady_clock::now() + kMoment;
+    const bool is_answered =
+        returns_within(deadline, [call = std::move(call), phase, left = num_left_behind_] {
+          try {
+            call();
+          } catch (...) {  // whoever held the store is gone
+          }
+          if (phase->exchange(kAnswered) == kLeftBehind) left->fetch_sub(1);
+        });
+    if (is_answered || phase->exchange(kLeftBehind) == kAnswered) return true;
+    num_left_behind_->fetch_add(1);
+    return false;
+  }
+
   [[nodiscard]] std::string key(int rank) const {
     return prefix_ + "/board/" + std::to_string(rank);
   }
@@ -128,6 +167,7 @@ class C10dBoard final : public Board {
   c10::intrusive_ptr<c10d::Store> store_;
   int rank_;
   std::string prefix_;
+  std::shared_ptr<std::atomic<int>> num_left_behind_ = std::make_shared<std::atomic<int>>(0);
 };
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <numeric>
+#include <sstream>
 #include <utility>
 
 #include "base/error.h"
@@ -89,7 +90,9 @@ struct SharedGradients::Facts {
   std::uint8_t is_present;
   std::uint8_t has_next;
   std::uint8_t has_urgency;
-  std::uint8_t padding[5];
+  std::uint8_t padding;
+  std::uint32_t num_changes;     // of parameters in place, so far
+  std::uint64_t weights_digest;  // where ranks compare
 };
 
 SharedGradients::SharedGradients(std::vector<at::Tensor> parameters, std::vector<std::string> names,
@@ -205,7 +208,9 @@ SharedGradients::SharedGradients(std::vector<at::Tensor> parameters, std::vector
     if (!is_shared(parameter)) parameter = at::Tensor();
   }
   hooks_ = std::make_unique<GradientHooks>(
-      hooked, [this](std::size_t idx, const at::Tensor&) { arrive(idx); }, /*takes_complex=*/true);
+      hooked,
+      [this](std::size_t idx, const at::Tensor&) { under_autograd([&] { arrive(idx); }); },
+      /*takes_complex=*/true);
   hooks_->install();
 }
 
@@ -219,6 +224,16 @@ ZeroedMemory SharedGradients::allocate_arena(std::int64_t size_bytes) const {
 }
 
 // --- backward ------------------------------------------------------------------------------------
+
+template <class Body>
+void SharedGradients::under_autograd(const Body& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    if (options_.throw_through_autograd) options_.throw_through_autograd(error);
+    throw;
+  }
+}
 
 void SharedGradients::arrive(std::size_t idx) {
   const std::scoped_lock lock(mutex_);
@@ -259,7 +274,8 @@ void SharedGradients::open_backward(bool syncs) {
   if (is_backward_open_ || !hooks_->may_run()) return;
   is_backward_open_ = true;
   is_syncing_ = syncs;
-  torch::autograd::Engine::get_default_engine().queue_callback([this] { close_backward(); });
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [this] { under_autograd([&] { close_backward(); }); });
 }
 
 void SharedGradients::close_backward() {
@@ -457,6 +473,8 @@ void SharedGradients::publish_facts(bool has_next, bool is_present) {
   facts.is_present = is_present ? 1 : 0;
   facts.has_next = has_next ? 1 : 0;
   facts.has_urgency = forward_rank_.empty() ? 0 : 1;
+  if (options_.settles_itself) facts.num_changes = num_changes();
+  if (compares_weights_) facts.weights_digest = weights_digest();
   const std::size_t bitmap_bytes = (parameters_.size() + 7) / 8;
   const std::size_t order_bytes = plan_.buckets().size() * sizeof(std::int32_t);
   std::vector<std::byte> bytes(sizeof(Facts) + bitmap_bytes + 2 * order_bytes);
@@ -505,10 +523,12 @@ void SharedGradients::read_facts() {
   all_nonfinite_.clear();
   is_used_anywhere_.assign(parameters_.size(), 0);
   num_contributors_next_ = num_present_ = 0;
+  first_present_ = -1;
   for (int rank = 0; rank < size; ++rank) {
     const auto bytes = exchange_->published(kFactsChannel, rank);
     Facts facts{};
     std::memcpy(&facts, bytes.data(), sizeof(Facts));
+    if (options_.settles_itself) check_weights(rank, facts);
     num_contributors_next_ += facts.has_next;
     num_present_ += facts.is_present;
     if (facts.num_nonfinite > 0) {
@@ -529,6 +549,50 @@ void SharedGradients::read_facts() {
     exchange_->set_order(std::move(order), std::move(urgency));
   }
   has_facts_ = true;
+  compares_weights_ = std::exchange(compares_next_, false);
+}
+
+// With an optimizer that is not ours, a rank that skipped a backward, or ran another one, has other
+// weights from then on. Parameters that changed more often on one rank than on another (which is no
+// error by itself: averages may be swapped in on one rank) have weights compared in the next round.
+void SharedGradients::check_weights(int rank, const Facts& facts) {
+  if (facts.is_present == 0) return;  // has no data left, and takes no part in updates
+  const auto r = static_cast<std::size_t>(rank);
+  num_changes_of_.resize(static_cast<std::size_t>(plan_.world_size()));
+  const std::uint32_t changed =
+      facts.num_changes - std::exchange(num_changes_of_[r], facts.num_changes);
+  if (first_present_ < 0) {
+    first_present_ = rank;
+    num_changed_first_ = changed;
+    digest_of_first_ = facts.weights_digest;
+  }
+  if (changed != num_changed_first_) compares_next_ = true;
+  if (!compares_weights_ || facts.weights_digest == digest_of_first_) return;
+  std::ostringstream text;
+  text << "rank " << first_present_ << " and rank " << rank << " have other weights than each "
+       << "other: one of them has skipped a backward that shares, or run another one; all ranks "
+       << "end";
+  exchange_->fail_with(text.str());
+  fail(ErrorKind::kPeerLost, text.str());
+}
+
+std::uint32_t SharedGradients::num_changes() const {
+  std::uint32_t sum = 0;
+  for (const std::size_t idx : parameter_of_) {
+    sum += static_cast<std::uint32_t>(parameters_[idx]._version());
+  }
+  return sum;
+}
+
+std::uint64_t SharedGradients::weights_digest() const {
+  constexpr std::uint64_t kPrime = 1099511628211ULL;  // FNV-1a
+  std::uint64_t digest = 14695981039346656037ULL;
+  for (const std::size_t idx : parameter_of_) {
+    const at::Tensor values = dense_like(parameters_[idx]);
+    const auto* bytes = static_cast<const std::uint8_t*>(values.const_data_ptr());
+    for (std::size_t i = 0; i < values.nbytes(); ++i) digest = (digest ^ bytes[i]) * kPrime;
+  }
+  return digest;
 }
 
 const std::vector<SharedGradients::NonFinite>& SharedGradients::nonfinite() {

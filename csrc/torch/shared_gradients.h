@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "share/exchange.h"
 #include "step/kernels.h"
 #include "torch/gradient_hooks.h"
@@ -47,6 +48,8 @@ class SharedGradients {
     // first (meet_neighbours()).
     std::vector<std::string> sockets;
     std::function<void(const std::string&)> on_late;
+    // Throws the error as something that torch's autograd hands to Python in its own type.
+    std::function<void(const Error&)> throw_through_autograd;
   };
 
   // A gradient that is not finite on one rank, before it was summed with the others'.
@@ -148,6 +151,11 @@ class SharedGradients {
  private:
   struct Facts;
   [[nodiscard]] ZeroedMemory allocate_arena(std::int64_t size_bytes) const;
+  template <class Body>
+  void under_autograd(const Body& body);
+  void check_weights(int rank, const Facts& facts);
+  [[nodiscard]] std::uint32_t num_changes() const;
+  [[nodiscard]] std::uint64_t weights_digest() const;
   void arrive(std::size_t idx);
   void close_backward();
   void begin();
@@ -205,6 +213,12 @@ class SharedGradients {
   std::vector<std::uint8_t> is_used_anywhere_;
   std::int64_t num_contributors_ = 1, num_contributors_next_ = 1, num_present_ = 1;
   bool divides_by_all_ = false;
+  std::vector<std::uint32_t> num_changes_of_;  // by rank, in the last round
+  int first_present_ = -1;                     // of the ranks that took part in this round
+  std::uint32_t num_changed_first_ = 0;        // its changes since the round before
+  std::uint64_t digest_of_first_ = 0;          // of its weights, where compared
+  bool compares_weights_ = false;              // in this round
+  bool compares_next_ = false;
 
   std::vector<Fragment> fragments_;
   std::vector<std::vector<std::size_t>> fragments_of_;  // by piece

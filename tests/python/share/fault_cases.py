@@ -48,7 +48,6 @@ class Case:
     pace: float = 0.0  # seconds that each step takes longer
     vetoed_step: int = 0
     steps_differ: bool = False  # by the script's own doing, which must then end in an error
-    needs_core: str = ""  # why it fails until the core is changed
 
     def request(self, folder: str) -> dict[str, Any]:
         made = asdict(self)
@@ -290,7 +289,6 @@ def single_cases() -> list[Case]:
                 fault=fault("stop", 0, "forward", 2, wakes=False),
                 expected=others(2, 0, r"rank 0 did not arrive"),
                 within=TIMEOUT_S + 1.5,
-                needs_core=STORE,
             ),
             Case(
                 name=f"{way}-first-rank-stopped-store-elsewhere",
@@ -367,7 +365,6 @@ def single_cases() -> list[Case]:
             within=3.5,
             whole_exit=True,
             steps_differ=True,
-            needs_core=CHANGES,
         ),
         Case(
             name="sharing-backward-twice",
@@ -377,7 +374,6 @@ def single_cases() -> list[Case]:
             within=3.5,
             whole_exit=True,
             steps_differ=True,
-            needs_core=CHANGES,
         ),
         Case(
             name="engine-nan-in-a-microbatch",
@@ -395,27 +391,3 @@ def single_cases() -> list[Case]:
 
 def all_cases() -> list[Case]:
     return cases_of_every_way() + single_cases()
-
-
-# --- what the core does not do yet ----------------------------------------------------------------
-
-TYPE = "an error that leaves through torch's autograd becomes a RuntimeError"
-SENDER = "what sends, or begins to receive, does not name the rank that it lost"
-STORE = "the watching thread asks the store of a stopped rank, which does not answer"
-CHANGES = "ranks do not tell each other how often their parameters were changed"
-_BREAKS = ("kill", "raise", "interrupt", "destroy-group", "stop", "sleep", "skip", "extra")
-
-
-def missing_in_core(case: Case) -> tuple[str, bool]:
-    """Why the core does not say all that a case asks for, and whether that is sure or a matter of
-    which thread is the first to notice; "" where nothing is missing."""
-    if case.needs_core:
-        return case.needs_core, True
-    if case.fault is None or all(says.outcome != LOST for says in case.expected.values()):
-        return "", False
-    is_at_start = case.fault["phase"] == "start"
-    if is_at_start or (case.buffers and case.api == "sharing"):
-        return "", False  # known before anything is shared
-    if case.api == "sharing":
-        return TYPE, True
-    return (SENDER, False) if case.fault["kind"] in _BREAKS else ("", False)

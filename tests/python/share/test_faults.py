@@ -28,16 +28,6 @@ LEAVES_WITHIN_S = 12.0  # from the error to the end of the process: goodbye, and
 Outcome = dict[str, Any]
 
 
-def fails_without_core(name: str) -> Any:
-    why = CASES[name].needs_core
-    return pytest.param(name, marks=pytest.mark.xfail(strict=True, reason=why) if why else ())
-
-
-def says_less_without_core(name: str) -> Any:
-    why, is_sure = fault_cases.missing_in_core(CASES[name])
-    return pytest.param(name, marks=pytest.mark.xfail(strict=is_sure, reason=why) if why else ())
-
-
 class Host:
     """The process whose forks are the ranks; cases are given to it as soon as there is room."""
 
@@ -136,8 +126,7 @@ def wrong_ends(case: Case, outcome: Outcome) -> list[str]:
     for rank, says in case.expected.items():
         facts = outcome["ranks"][rank]
         found = facts.get("outcome", "nothing")
-        allowed = {says.outcome, "RuntimeError"} if says.outcome == LOST else {says.outcome}
-        if found not in allowed:
+        if found != says.outcome:
             wrong.append(f"rank {rank} ended with {found} ({facts.get('text')}): {facts['stderr']}")
             continue
         code = 0 if says.outcome in (FINE, "SystemExit") else 1
@@ -150,7 +139,7 @@ def wrong_ends(case: Case, outcome: Outcome) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("name", list(map(fails_without_core, CASES)))
+@pytest.mark.parametrize("name", list(CASES))
 def test_every_rank_ends_in_time_and_none_with_other_weights(host: Host, name: str) -> None:
     case, outcome = CASES[name], host.outcome(name)
     complaints = (
@@ -159,7 +148,7 @@ def test_every_rank_ends_in_time_and_none_with_other_weights(host: Host, name: s
     assert not complaints, "\n".join(complaints)
 
 
-@pytest.mark.parametrize("name", list(map(says_less_without_core, CASES)))
+@pytest.mark.parametrize("name", list(CASES))
 def test_every_rank_says_why(host: Host, name: str) -> None:
     case, outcome = CASES[name], host.outcome(name)
     for rank, says in case.expected.items():
