@@ -41,6 +41,7 @@ add_library(tradewind_core STATIC
   csrc/share/host_memory.cpp
   csrc/share/hosts.cpp
   csrc/share/isa.cpp
+  csrc/share/low_rank.cpp
   csrc/share/nccl_comm.cpp
   csrc/share/nccl_handle.cpp
   csrc/share/nccl_library.cpp

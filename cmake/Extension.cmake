@@ -40,13 +40,18 @@ add_library(tradewind_torch STATIC
   csrc/torch/device_table.cpp
   csrc/torch/group_state.cpp
   csrc/torch/hot_measure.cpp
+  csrc/torch/mean_measures.cpp
   csrc/torch/optimizer_parameters.cpp
   csrc/torch/optimizer_table.cpp
   csrc/torch/orthogonalize.cpp
   csrc/torch/parameter_arena.cpp
   csrc/torch/parameter_checks.cpp
   csrc/torch/pinned_pool.cpp
+  csrc/torch/round_facts.cpp
   csrc/torch/shared_gradients.cpp
+  csrc/torch/shared_gradients_round.cpp
+  csrc/torch/shared_gradients_shards.cpp
+  csrc/torch/shared_gradients_thin.cpp
   csrc/torch/slot_tensor.cpp
   csrc/torch/step_reading.cpp
   csrc/torch/zeroed_memory.cpp

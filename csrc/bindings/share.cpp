@@ -3,11 +3,14 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <map>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <utility>
 
+#include "base/error.h"
 #include "bindings/register.h"
 #include "bindings/state_tables.h"
 #include "torch/c10d_peers.h"
@@ -39,6 +42,7 @@ struct ShareOptions {
   bool measures = false;
   bool settles_itself = false;
   bool shards_update = false;
+  std::int64_t low_rank = 0;  // above 0: PowerSGD
   std::vector<at::Tensor> buffers;
   std::vector<std::string> hosts;    // by rank, the key of its host; empty: unknown
   std::vector<std::string> sockets;  // by rank; empty: ranks of a host do not sum first
@@ -62,6 +66,7 @@ std::unique_ptr<SharedGradients> make(std::vector<at::Tensor> parameters,
   made.measures = options.measures;
   made.settles_itself = options.settles_itself;
   made.shards_update = options.shards_update;
+  made.low_rank = options.low_rank;
   made.buffers = options.buffers;
   made.exchange.hosts = Hosts::make(options.hosts);
   made.sockets = options.sockets;
@@ -72,6 +77,35 @@ std::unique_ptr<SharedGradients> make(std::vector<at::Tensor> parameters,
   const py::gil_scoped_release release;
   return std::make_unique<SharedGradients>(std::move(parameters), std::move(names),
                                            std::move(peers), std::move(board), made);
+}
+
+using FeedbackByName = std::map<std::string, at::Tensor>;
+
+FeedbackByName feedback_of(SharedGradients& shared) {
+  FeedbackByName found;
+  for (const SharedGradients::Feedback& one : shared.feedback()) {
+    const auto size = static_cast<std::int64_t>(one.values.size());
+    found.emplace(one.name, at::from_blob(one.values.data(), {size}, at::kFloat).clone());
+  }
+  return found;
+}
+
+void load_feedback(SharedGradients& shared, const FeedbackByName& values) {
+  const auto wanted = shared.feedback();
+  for (const auto& one : wanted) {
+    const auto given = values.find(one.name);
+    const bool fits = given != values.end() && given->second.scalar_type() == at::kFloat &&
+                      given->second.is_contiguous() &&
+                      given->second.numel() == static_cast<std::int64_t>(one.values.size());
+    if (!fits || values.size() != wanted.size()) {
+      fail(ErrorKind::kBadValue, "feedback '", one.name, "': expected ", one.values.size(),
+           " float32 values, and ", wanted.size(), " names in all, got other ones; it belongs to ",
+           "another model, codec, world size or bucket_mb");
+    }
+  }
+  for (const auto& one : wanted) {
+    std::copy_n(values.at(one.name).const_data_ptr<float>(), one.values.size(), one.values.data());
+  }
 }
 
 }  // namespace
@@ -91,6 +125,7 @@ void register_share(py::module_& module) {
       .def_readwrite("measures", &ShareOptions::measures)
       .def_readwrite("settles_itself", &ShareOptions::settles_itself)
       .def_readwrite("shards_update", &ShareOptions::shards_update)
+      .def_readwrite("low_rank", &ShareOptions::low_rank)
       .def_readwrite("buffers", &ShareOptions::buffers)
       .def_readwrite("hosts", &ShareOptions::hosts)
       .def_readwrite("sockets", &ShareOptions::sockets);
@@ -137,6 +172,11 @@ void register_share(py::module_& module) {
       .def("num_buckets", [](const Shared& self) { return self.plan().buckets().size(); })
       .def("set_forward_order", &Shared::set_forward_order)
       .def("take_buffers", &Shared::take_buffers, unlocked)
+      .def("feedback", &feedback_of,
+           "name -> float32 values: what a lossy codec still owes. Between rounds.")
+      .def("load_feedback", &load_feedback,
+           "As feedback() gave it. Raises ValueError, and changes nothing, where names or sizes "
+           "differ.")
       .def("use_all", &Shared::use_all)
       .def("mean", &Shared::mean)
       .def(

@@ -10,6 +10,7 @@
 
 #include "arena/dtype.h"
 #include "share/codec.h"
+#include "share/low_rank.h"
 
 namespace tradewind {
 
@@ -35,6 +36,23 @@ struct SumPart {
 using SumKernel = void (*)(const SumPart* parts, std::int64_t num_parts, std::int64_t num_elements,
                            double divisor, void* values);
 
+// The products of LowRankMatrix, of some rows (project, rebuild) or columns (project_transposed) of
+// a matrix of float32.
+struct LowRankKernels {
+  // sum += values, and sum -= values; null for float64.
+  void (*add[kNumFloatingDTypes])(const void* values, std::int64_t num_elements, float* sum);
+  void (*subtract[kNumFloatingDTypes])(const void* values, std::int64_t num_elements, float* sum);
+  void (*project)(const float* matrix, const LowRankShape& shape, const float* right,
+                  std::int64_t first, std::int64_t last, float* left);
+  void (*project_transposed)(const float* matrix, const LowRankShape& shape, const float* left,
+                             std::int64_t first, std::int64_t last, float* right);
+  // values = left x right. Unless `error` is null, left x own_right is taken off it; where what is
+  // left is not finite it becomes 0.
+  void (*rebuild[kNumFloatingDTypes])(const float* left, const float* right, const float* own_right,
+                                      const LowRankShape& shape, std::int64_t first,
+                                      std::int64_t last, float* error, void* values);
+};
+
 struct ShareKernels {
   std::string_view isa;
   // By codec and the values' dtype. Null where a codec does not take the dtype, and for encode and
@@ -42,6 +60,7 @@ struct ShareKernels {
   EncodeKernel encode[kNumCodecs][kNumFloatingDTypes];
   DecodeKernel decode[kNumCodecs][kNumFloatingDTypes];
   SumKernel sum[kNumCodecs][kNumFloatingDTypes];
+  LowRankKernels low_rank;
 };
 
 // Those of this process (base/isa.h).

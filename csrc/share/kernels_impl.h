@@ -6,6 +6,7 @@
 #include "base/subnormals.h"
 #include "share/codes.h"
 #include "share/kernels.h"
+#include "share/low_rank_impl.h"
 
 namespace tradewind::TRADEWIND_ISA_NAMESPACE {
 namespace {
@@ -257,7 +258,8 @@ constexpr ShareKernels make_share_kernels() {
       TRADEWIND_ISA_NAME,
       {},
       {},
-      {{&sum<kNone, Float32>, &sum<kNone, Float64>, &sum<kNone, BFloat16>, &sum<kNone, Float16>}}};
+      {{&sum<kNone, Float32>, &sum<kNone, Float64>, &sum<kNone, BFloat16>, &sum<kNone, Float16>}},
+      make_low_rank_kernels()};
   fill_lossy<Codec::kBfloat16>(table);
   fill_lossy<Codec::kFloat16>(table);
   fill_lossy<Codec::kInt8>(table);

@@ -13,15 +13,17 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
 #include "share/exchange.h"
-#include "step/kernels.h"
+#include "share/low_rank.h"
 #include "torch/gradient_hooks.h"
+#include "torch/mean_measures.h"
 #include "torch/optimizer_table.h"
+#include "torch/round_facts.h"
 #include "torch/zeroed_memory.h"
 
 namespace tradewind {
@@ -42,6 +44,9 @@ class SharedGradients {
     // Every rank updates its shard alone, and the other half of a round spreads parameters: after
     // set_shards(), release() takes the place of settle()'s means.
     bool shards_update = false;
+    // Above 0: matrices travel as products of two thin ones of this rank (PowerSGD), everything
+    // else as exchange.codec has it. Not with shards_update, nor settle_bucket().
+    std::int64_t low_rank = 0;
     // Of the model: those of rank 0 travel with every round, for take_buffers().
     std::vector<at::Tensor> buffers;
     // By rank, or empty: where the ranks of one of exchange.hosts meet, to sum among themselves
@@ -120,6 +125,12 @@ class SharedGradients {
 
   // Rank 0's buffers as they were when its last round ended; once a round, on every other rank.
   void take_buffers();
+  // What a lossy codec still owes, by name: for checkpoints of this rank, between rounds.
+  struct Feedback {
+    std::string name;
+    std::span<float> values;
+  };
+  std::vector<Feedback> feedback();
   // Counts every parameter as used in this round, whatever backward reached.
   void use_all() { std::fill(is_used_.begin(), is_used_.end(), std::uint8_t{1}); }
 
@@ -149,11 +160,13 @@ class SharedGradients {
   [[nodiscard]] std::int64_t memory_bytes() const;
 
  private:
-  struct Facts;
+  void make_layout();
+  void make_view(std::size_t idx);
+  void find_fragments();
   [[nodiscard]] ZeroedMemory allocate_arena(std::int64_t size_bytes) const;
   template <class Body>
   void under_autograd(const Body& body);
-  void check_weights(int rank, const Facts& facts);
+  void check_weights(int rank, const RoundFacts& facts);
   [[nodiscard]] std::uint32_t num_changes() const;
   [[nodiscard]] std::uint64_t weights_digest() const;
   void arrive(std::size_t idx);
@@ -163,16 +176,22 @@ class SharedGradients {
   void zero(std::size_t idx);
   void fill_missing(std::size_t idx);
   void count_in(std::size_t idx);
+  void count_slot(std::int64_t slot_idx);
   void assign(std::size_t idx);
-  void correct_mean();
+  [[nodiscard]] double mean_factor() const;
   void publish_facts(bool has_next, bool is_present);
   void read_facts();
-  void measure_piece(std::int32_t piece_idx);
   void publish_buffers();
-  void publish_measures();
   void update_piece(std::int32_t piece_idx);
-  [[nodiscard]] std::byte* parameter_at(const Cut& cut) const;
-  void take_measures();
+  [[nodiscard]] std::byte* address_of(const Cut& cut) const;
+  [[nodiscard]] std::unique_ptr<LowRankMatrix> make_thin(std::size_t idx) const;
+  [[nodiscard]] float* slot_data(std::int64_t slot_idx) const;
+  void project(std::size_t idx);
+  void turn_thin();
+  void rebuild_thin(double mean_factor);
+  [[nodiscard]] std::size_t parameter_at(std::int64_t slot_idx) const {
+    return parameter_of_[static_cast<std::size_t>(slot_idx - num_right_)];
+  }
   [[nodiscard]] std::vector<std::int32_t> next_order() const;
 
   std::vector<at::Tensor> parameters_;
@@ -182,9 +201,14 @@ class SharedGradients {
   Layout layout_;
   Plan plan_;
   std::vector<std::int64_t> slot_of_;      // by parameter; -1 where frozen
-  std::vector<std::size_t> parameter_of_;  // by slot
+  std::vector<std::size_t> parameter_of_;  // by slot, of those that are not right ones
   std::vector<ZeroedMemory> arenas_;
+  std::vector<std::byte*> arena_data_;
   std::vector<at::Tensor> views_;  // by parameter
+  // By parameter: null, or -1, where it travels whole.
+  std::vector<std::unique_ptr<LowRankMatrix>> thin_;
+  std::vector<std::int64_t> right_slot_of_;
+  std::int64_t num_right_ = 0;
 
   std::mutex mutex_;
   bool is_syncing_ = true;
@@ -192,6 +216,7 @@ class SharedGradients {
   bool is_begun_ = false;
   bool is_finished_ = false;
   bool is_deferred_ = false;
+  bool is_shadow_ = false;             // this rank has no data in this round
   std::int64_t num_microbatches_ = 0;  // before this one, since the last round
   std::vector<std::uint8_t> is_used_, is_taken_, is_assigned_;  // by parameter
   std::vector<std::int32_t> num_arrived_, num_expected_;
@@ -229,8 +254,7 @@ class SharedGradients {
   bool is_vetoed_ = false;
   std::string update_error_;
 
-  std::vector<std::vector<BlockMeasure>> blocks_;  // by slot, of the means
-  std::vector<std::byte> own_measures_;
+  std::unique_ptr<MeanMeasures> measures_;
 
   std::unique_ptr<Exchange> exchange_;
   // Last, so that no hook finds the rest gone.

@@ -588,7 +588,8 @@ class Engine:
         """Model, optimizer, tracked objects, step count and loss scale, for `torch.save`.
 
         With tw.Share(strategy="sharded") the whole state comes together on every rank: all ranks
-        call this.
+        call this. What a lossy codec still owes, and with strategy="periodic" the optimizer, is
+        each rank's own: save every rank's.
         """
         self.settle()
         return {
@@ -597,14 +598,8 @@ class Engine:
             "tracked": {name: value.state_dict() for name, value in self._tracked.items()},
             "num_steps": self.num_steps,
             "loss_scale": self._loss_scale.state_dict() if self._loss_scale else None,
-            **self._outer_state(),
+            **({"sharing": self._sharing.state_dict()} if self._sharing else {}),
         }
-
-    def _outer_state(self) -> dict[str, Any]:
-        periodic = self._sharing
-        return (
-            {"outer": periodic.outer_state_dict()} if isinstance(periodic, PeriodicSharing) else {}
-        )
 
     def _optimizer_state(self) -> dict[str, Any]:
         if self._sharing is None or self._sharing.sharded is None:
@@ -620,11 +615,11 @@ class Engine:
         waits for `track()`.
 
         Raises ValueError, before anything is loaded, where parts are missing or unknown, or where
-        a tracked object has no state in it.
+        a tracked object has no state in it. What a codec owed is loaded on the rank that saved it,
+        of as many ranks, and lost with a warning elsewhere.
         """
         expected = {"model", "optimizer", "tracked", "num_steps", "loss_scale"}
-        expected |= set(self._outer_state())
-        if set(state_dict) != expected:
+        if set(state_dict) - {"sharing"} != expected:
             raise ValueError(
                 f"state_dict: expected the parts {sorted(expected)}, got {sorted(state_dict)}"
             )
@@ -642,8 +637,8 @@ class Engine:
             self.optimizer.state.clear()
             self.optimizer._table = None
         _ = self.optimizer.native_table  # masters meet their parameters before the next forward
-        if isinstance(self._sharing, PeriodicSharing):
-            self._sharing.load_outer_state_dict(state_dict["outer"])
+        if self._sharing is not None:
+            self._sharing.load_state_dict(state_dict.get("sharing", {}))
         self._untracked_state = dict(state_dict["tracked"])
         for name, value in self._tracked.items():
             value.load_state_dict(self._untracked_state.pop(name))

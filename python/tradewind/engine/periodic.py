@@ -101,20 +101,25 @@ class PeriodicSharing(Sharing):
     def shadow_round(self) -> None:
         self._outer_step(is_present=False, has_next=False)
 
-    def outer_state_dict(self) -> dict[str, Any]:
-        """For checkpoints: the outer parameters and momentum, alike on all ranks."""
-        return {
+    def state_dict(self) -> dict[str, Any]:
+        """Also `outer`: the outer parameters and momentum, alike on all ranks."""
+        outer = {
             "parameters": [outer.detach().clone() for outer in self._outer],
             "optimizer": self._outer_optimizer.state_dict(),
             "num_local": self._num_local,
         }
+        return {**super().state_dict(), "outer": outer}
 
-    def load_outer_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        # Of a run that shared otherwise: an outer step has just ended.
+        outer = state.get("outer", {"parameters": self._parameters, "num_local": 0})
         with torch.no_grad():
-            for outer, value in zip(self._outer, state["parameters"], strict=True):
-                outer.copy_(value)
-        self._outer_optimizer.load_state_dict(state["optimizer"])
-        self._num_local = int(state["num_local"])
+            for to, value in zip(self._outer, outer["parameters"], strict=True):
+                to.copy_(value)
+        if "optimizer" in outer:
+            self._outer_optimizer.load_state_dict(outer["optimizer"])
+        self._num_local = int(outer["num_local"])
 
     def close(self) -> None:
         self.shared.remove_hooks()

@@ -24,7 +24,13 @@ from tradewind.engine.sharded import ShardedOptimizer, ShardedUpdate, check_shar
 from tradewind.optim.fused import FusedOptimizer, Orders, Outcome
 from tradewind.place import place
 from tradewind.share.departure import reason
-from tradewind.share.gradient_sharing import describe, make_native, statistics_of
+from tradewind.share.gradient_sharing import (
+    describe,
+    feedback_of,
+    load_feedback,
+    make_native,
+    statistics_of,
+)
 from tradewind.share.options import Share
 from tradewind.share.rendezvous import Meeting, meet
 from tradewind.share.value_broadcast import ValueBroadcast
@@ -70,8 +76,6 @@ class Sharing:
     ) -> None:
         if share.strategy == "sharded":
             check_shardable(optimizer)
-        if share.codec == "powersgd":
-            raise NotImplementedError("codec='powersgd' is not built yet; use codec='int8'")
         for name, parameter in named:
             if parameter.device.type != "cpu":
                 raise NotImplementedError(
@@ -115,7 +119,8 @@ class Sharing:
             self.sharded = ShardedOptimizer(optimizer, parameters, self.shared, self._meeting)
         optimizer.hook_gradients("shared")
         self._table: Any = None
-        self._schedule = _Schedule(self, self._share.overlap)
+        overlap = "backward" if self._share.codec == "powersgd" else self._share.overlap
+        self._schedule = _Schedule(self, overlap)
 
     @property
     def rank(self) -> int:
@@ -260,6 +265,17 @@ class Sharing:
         late.finish()  # where it raises, it will again: nobody reads half an update unawares
         self._late = None
         late.outcome.over()
+
+    def state_dict(self) -> dict[str, Any]:
+        """`feedback`: what a lossy codec of this rank still owes. Between rounds."""
+        if self._share.codec == "none":
+            return {}
+        return {"feedback": feedback_of(self.shared, self._meeting)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """After the model's."""
+        if "feedback" in state and self._share.codec != "none":
+            load_feedback(self.shared, self._meeting, state["feedback"])
 
     def statistics(self) -> dict[str, float]:
         """As `GradientSharing.statistics`, and `hidden`: the part of busy_s that nobody waited

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -58,6 +59,7 @@ class GradientSharing(torch.nn.Module, Joinable):
             Engine. Without an Engine the update cannot wait for the next forward: every overlap is
             "backward".
         timeout: a wait this long ends in `tw.SharingError` on every rank.
+        powersgd_rank: see `tw.Share`.
         broadcast_buffers: buffers are rank 0's, from the start and before each forward that trains.
         forward_sync_buffers: the same, but that False leaves them rank 0's at the start.
         ddp: DistributedDataParallel's other keywords. `bucket_cap_mb` is taken;
@@ -80,6 +82,7 @@ class GradientSharing(torch.nn.Module, Joinable):
         overlap: Overlap = "backward",
         deterministic: bool = False,
         timeout: timedelta = Share.timeout,
+        powersgd_rank: int = Share.powersgd_rank,
         broadcast_buffers: bool | None = None,
         init_sync: bool = True,
         bucket_cap_mb: float | None = None,
@@ -106,6 +109,7 @@ class GradientSharing(torch.nn.Module, Joinable):
             process_group=process_group,
             bucket_mb=Share.bucket_mb if bucket_cap_mb is None else bucket_cap_mb,
             timeout=timeout,
+            powersgd_rank=powersgd_rank,
         )
         _check_strategy(self._share)
         ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
@@ -228,6 +232,16 @@ class GradientSharing(torch.nn.Module, Joinable):
         other ranks, and `busy_s`, from each round's first byte to its last: what sharing cost, and
         what it would have cost if nothing had been hidden behind computing."""
         return statistics_of(self._native)
+
+    def feedback_state_dict(self) -> dict[str, Any]:
+        """What a lossy codec still owes: this rank's, for its checkpoint. `state_dict()` is the
+        module's alone, as with DistributedDataParallel."""
+        return feedback_of(self._native, self._meeting)
+
+    def load_feedback_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what `feedback_state_dict()` gave on this rank. Of another rank, world size or
+        model, nothing is loaded: a warning says so, and what was owed is lost."""
+        load_feedback(self._native, self._meeting, state)
 
     # --- values and buffers -----------------------------------------------------------------------
 
@@ -394,6 +408,22 @@ def statistics_of(shared: native.SharedGradients) -> dict[str, float]:
     return {name: getattr(found, name) for name in names}
 
 
+def feedback_of(shared: native.SharedGradients, meeting: Meeting) -> dict[str, Any]:
+    """Of this rank, between rounds."""
+    return {"rank": meeting.rank, "world_size": meeting.size, "values": shared.feedback()}
+
+
+def load_feedback(shared: native.SharedGradients, meeting: Meeting, state: dict[str, Any]) -> None:
+    here = {"rank": meeting.rank, "world_size": meeting.size}
+    given = {name: state.get(name) for name in here}
+    try:
+        if given != here:
+            raise ValueError(f"expected the state of {here}, got that of {given}")
+        shared.load_feedback(state["values"])
+    except ValueError as error:
+        warnings.warn(f"error feedback starts from zero: {error}", RuntimeWarning, stacklevel=3)
+
+
 def describe(
     named: Iterable[tuple[str, torch.nn.Parameter]],
     share: Share,
@@ -423,7 +453,10 @@ def make_native(
     buffers: Sequence[torch.Tensor] = (),
 ) -> native.SharedGradients:
     options = native.ShareOptions()
-    options.codec = share.codec
+    if share.codec == "powersgd":
+        options.low_rank = share.powersgd_rank
+    else:
+        options.codec = share.codec
     options.bucket_bytes = share.bucket_bytes
     options.end_bucket_bytes = max(1, share.bucket_bytes // 4)
     options.piece_bytes = max(1, min(options.piece_bytes, share.bucket_bytes))

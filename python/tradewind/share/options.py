@@ -22,9 +22,11 @@ class Share:
     Args:
         codec: how gradients travel: "none" (as they are), "bf16", "fp16" (with a power of two per
             block of 512 that keeps finite values finite), "int8" (a scale per block of 512) or
-            "powersgd" (matrices as products of two thin ones, arXiv 1905.13727). What the codec
-            loses is added to the next step's gradient (error feedback), and is part of
-            checkpoints. Sums are taken in float32.
+            "powersgd": a matrix as the product of two thin ones of `powersgd_rank` columns
+            (arXiv 1905.13727), where these have at most half its elements, everything else as it
+            is; every overlap is "backward", as the second thin one waits for the mean of the
+            first. What the codec loses is added to the next step's gradient (error feedback), and
+            is part of checkpoints. Sums are taken in float32.
         strategy: "allreduce": every rank updates everything. "sharded": each rank sums, updates and
             stores the optimizer state of its shard alone. "hierarchical": first among the ranks of
             a host through shared memory, then between hosts, each of which sends 2(H-1)/H of the
@@ -44,6 +46,9 @@ class Share:
         bucket_mb: MiB of gradients that become ready together, up to.
         patience: a wait this long says on stderr who is late.
         timeout: a wait this long ends in `tw.SharingError` on every rank.
+        powersgd_rank: of codec="powersgd"; torch's PowerSGD hook has 1, the paper 1 to 4.
+        outer_every, outer_lr, outer_momentum: of strategy="periodic": updates between averages,
+            and the outer step of SGD with Nesterov momentum (the paper's best for language models).
     """
 
     codec: Codec = "none"
@@ -72,6 +77,8 @@ class Share:
                 "strategy='allreduce', or deterministic=False: repeated runs on the same hosts "
                 "agree to the bit either way"
             )
+        if self.codec == "powersgd":
+            self._check_powersgd()
         _check_positive("bucket_mb", self.bucket_mb)
         for name in ("patience", "timeout"):
             value = getattr(self, name)
@@ -88,6 +95,19 @@ class Share:
         if not 0.0 <= self.outer_momentum < 1.0:
             raise ValueError(
                 f"outer_momentum: expected a number in [0, 1), got {self.outer_momentum!r}"
+            )
+
+    def _check_powersgd(self) -> None:
+        if self.strategy == "sharded":
+            raise ValueError(
+                "codec='powersgd': expected a strategy in which every rank updates whole matrices, "
+                "got 'sharded'; use strategy='allreduce' or codec='int8'"
+            )
+        if self.overlap == "next-forward":
+            raise ValueError(
+                "codec='powersgd': expected overlap='backward' or 'auto', got 'next-forward': the "
+                "second half of what travels waits for all of the first; so little travels that "
+                "there is nothing to hide"
             )
 
     @property
