@@ -157,6 +157,15 @@ SharedGradients::SharedGradients(std::vector<at::Tensor> parameters, std::vector
 
 SharedGradients::~SharedGradients() = default;
 
+void SharedGradients::check_codec(DType dtype, const std::string& name) const {
+  const std::string_view codec =
+      options_.low_rank > 0 ? "powersgd" : name_of(options_.exchange.codec);
+  if (codec == name_of(Codec::kNone) || takes(Codec::kBfloat16, real_dtype(dtype))) return;
+  fail(ErrorKind::kBadType, "codec '", codec,
+       "': expected gradients of float32, bfloat16 or float16, got ", dtype_name(dtype),
+       " of parameter '", name, "'; use codec='none'");
+}
+
 void SharedGradients::make_layout() {
   slot_of_.assign(parameters_.size(), -1);
   right_slot_of_.assign(parameters_.size(), -1);
@@ -164,7 +173,7 @@ void SharedGradients::make_layout() {
   std::vector<SlotSpec> specs;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (!is_shared(parameters_[i])) continue;
-    check_parameter(parameters_[i], c10::Device(c10::kCPU), names_[i]);
+    check_codec(check_parameter(parameters_[i], c10::Device(c10::kCPU), names_[i]), names_[i]);
     parameter_of_.push_back(i);
     thin_[i] = make_thin(i);
     if (!thin_[i]) continue;

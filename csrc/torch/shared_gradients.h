@@ -160,6 +160,7 @@ class SharedGradients {
   [[nodiscard]] std::int64_t memory_bytes() const;
 
  private:
+  void check_codec(DType dtype, const std::string& name) const;
   void make_layout();
   void make_view(std::size_t idx);
   void find_fragments();

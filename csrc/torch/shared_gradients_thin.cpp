@@ -30,14 +30,7 @@ LowRankShape thin_shape(const at::Tensor& parameter, std::int64_t wanted_rank) {
 std::unique_ptr<LowRankMatrix> SharedGradients::make_thin(std::size_t idx) const {
   if (options_.low_rank == 0) return nullptr;
   const at::Tensor& parameter = parameters_[idx];
-  const DType dtype = *arena_dtype(parameter.scalar_type());
-  if (!takes(Codec::kBfloat16, dtype)) {
-    fail(ErrorKind::kBadValue,
-         "codec='powersgd': expected gradients of float32, bfloat16 or "
-         "float16, got ",
-         dtype_name(dtype), " (parameter '", names_[idx], "'); use codec='none'");
-  }
-  if (parameter.dim() < 2) return nullptr;
+  if (parameter.dim() < 2 || parameter.is_complex()) return nullptr;
   const LowRankShape shape = thin_shape(parameter, options_.low_rank);
   if (shape.rank == 0) return nullptr;
   return std::make_unique<LowRankMatrix>(shape, idx);

@@ -358,10 +358,12 @@ def single_cases() -> list[Case]:
             within=1.0,
         ),
         Case(
+            # Without gradients its optimizer changes nothing: it is a round behind from then on,
+            # with the weights that the others had, until it leaves and they have one more to go.
             name="sharing-skips-a-backward",
             api="sharing",
             fault=fault("skip", 1, "", 2),
-            expected={0: Says(LOST, (r"rank 1\b",)), 1: Says(LOST, ("rank",))},
+            expected={0: Says(LOST, (r"rank 1 .*(its process ended|has left)",)), 1: Says(FINE)},
             within=3.5,
             whole_exit=True,
             steps_differ=True,
