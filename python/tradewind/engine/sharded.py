@@ -4,14 +4,14 @@ exchange spreads what they became."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from tradewind._core import native
-from tradewind.engine.late_update import LateOutcome
+from tradewind.engine.late_update import PendingUpdate
 from tradewind.optim.fused import FusedOptimizer, Orders, Outcome
 from tradewind.share.rendezvous import Meeting
 
@@ -139,8 +139,8 @@ class ShardedOptimizer:
         self.inner._table = None
 
 
-class ShardedUpdate:
-    """One round whose updates are made by the shards' owners; as `LateUpdate` for the rest."""
+class ShardedUpdate(PendingUpdate):
+    """Every shard is updated by its owner, which spreads what it made of the parameters."""
 
     def __init__(
         self,
@@ -151,31 +151,14 @@ class ShardedUpdate:
         give_measures: Callable[[], None],
         on_end: Callable[[Outcome], None],
     ) -> None:
-        self._shared = shared
+        self._result = Outcome()
+        super().__init__(shared, self._result, give_measures, on_end)
         self._optimizer = optimizer
-        self._give_measures = give_measures
-        self._on_end = on_end
         self._groups = sharded.begin()
         self._clip_norm = optimizer.clip_norm
-        self._result = Outcome()
         self._multiplier = self._result.gradient_multiplier = orders.multiplier()
-        self._is_decided = False
-        self.is_over = False
-        self.is_finishing = False
-        self.outcome = LateOutcome(self._result, self.finish)
-        shared.set_deferred(True)
-
-    def need(self, buckets: Iterable[int]) -> None:
-        if self.is_over:
-            return
-        self._decide()
-        for bucket in buckets:
-            self._shared.settle_bucket(bucket)
 
     def _decide(self) -> None:
-        if self._is_decided:
-            return
-        self._is_decided = True
         if found := self._shared.nonfinite():
             self._result.applied = False
             self._result.nonfinite = tuple(found)
@@ -195,24 +178,20 @@ class ShardedUpdate:
         table.skip()
         return self._result.take(measured)
 
-    def finish(self) -> None:
-        if self.is_over or self.is_finishing:
-            return
-        self.is_finishing = True
-        try:
-            self._decide()
-            self._shared.settle()
-            if self._result.norm is None:
-                self._measure()
-            self.is_over = True
-            self._shared.set_deferred(False)
-            self._on_end(self._result)
-        finally:
-            self.is_finishing = False
+    def _is_open(self, bucket: int) -> bool:
+        return True
+
+    def _apply(self, bucket: int) -> None:
+        self._shared.settle_bucket(bucket)
+
+    def _apply_rest(self) -> None:
+        self._shared.settle()
+        if self._result.norm is None:
+            self._measure()
+        self._end(self._result)
 
     @property
     def is_torn(self) -> bool:
-        """Some parameters may have been updated and some not."""
         return self._is_decided and self._result.applied and not self.is_over
 
     @property

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tradewind.engine.late_update import LateUpdate
+from tradewind.engine.late_update import LateUpdate, PendingUpdate
 from tradewind.engine.rank_batches import RankBatches
 from tradewind.engine.readers import ReaderRecord
 from tradewind.engine.sharded import ShardedOptimizer, ShardedUpdate, check_shardable
@@ -90,7 +90,7 @@ class Sharing:
         broadcast = ValueBroadcast(meeting)
         states = [value.detach() for value in (*(p for _, p in named), *model.buffers())]
         broadcast("parameters and buffers", states)
-        self._late: LateUpdate | ShardedUpdate | None = None
+        self._late: PendingUpdate | None = None
         self.sharded: ShardedOptimizer | None = None
         self._waited_s = 0.0
 
@@ -233,6 +233,7 @@ class Sharing:
             self.shared, sharded, self._optimizer, orders, self._give_measures, on_end
         )
         self._late = update
+        update.decide()  # owners begin
         if self._schedule.is_late():
             update.need(self._schedule.buckets_of_nobody)
         else:
