@@ -42,7 +42,7 @@ def train(rank: int, name: str, codec: Any, seed: int) -> tuple[float, float]:
 
 
 # The largest difference of the loss after training from codec none's, over what training took off
-# it. Measured over seeds 0 to 4, the farthest off: bf16 3e-5, fp16 6e-6, int8 7e-4, PowerSGD 1.9e-2.
+# it. Farthest off of seeds 0 to 4: bf16 3e-5, fp16 6e-6, int8 7e-4, PowerSGD 1.9e-2.
 # PowerSGD was made for SGD: it is Adam's second moments that its noise of the first steps disturbs,
 # so that it lags behind for a while, the less the higher its rank (docs/sharing.md).
 BANDS = {"bf16": 8e-5, "fp16": 2e-5, "int8": 1.5e-3, "powersgd": 0.03}
