@@ -67,7 +67,7 @@ SECTIONS: dict[str, Section] = {
     "one-rank": Section(
         "1 rank",
         ("compute alone", "engine *", "ddp*", "sharing *"),
-        without=("* hierarchical *", "* powersgd"),
+        without=("* hierarchical *", "ddp powersgd"),
     ),
     "loopback": Section("2 ranks over loopback", ("*",), ranks_per_host=2),
     "hierarchical": Section(

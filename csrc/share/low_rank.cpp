@@ -101,10 +101,13 @@ void LowRankMatrix::project(const void* values, DType dtype, const Parallel& par
   const auto* bytes = static_cast<const std::byte*>(values);
   const std::int64_t grain = std::max<std::int64_t>(1, kGrainElements / shape_.cols);
   parallel.for_ranges(shape_.rows, grain, [&](std::int64_t first, std::int64_t last) {
-    const std::int64_t begin = first * shape_.cols;
-    kernels.low_rank.add[static_cast<int>(dtype)](
-        bytes + begin * element_bytes(dtype), (last - first) * shape_.cols, error_.data() + begin);
-    kernels.low_rank.project(error_.data(), shape_, right_.data(), first, last, left);
+    for (std::int64_t row = first; row < last; row += grain) {  // while it is in the cache
+      const std::int64_t end = std::min(row + grain, last);
+      const std::int64_t begin = row * shape_.cols;
+      kernels.low_rank.add[static_cast<int>(dtype)](
+          bytes + begin * element_bytes(dtype), (end - row) * shape_.cols, error_.data() + begin);
+      kernels.low_rank.project(error_.data(), shape_, right_.data(), row, end, left);
+    }
   });
   is_in_ = true;
 }

@@ -10,6 +10,7 @@ namespace {
 
 // Columns of a thin matrix and of some rows that L1 holds together.
 constexpr std::int64_t kLowRankColumns = 512;
+constexpr std::int64_t kLowRankRows = 8;
 constexpr std::int64_t kLanes = 16;
 
 template <class Type, bool kSubtracts>
@@ -51,9 +52,29 @@ void project(const float* matrix, const LowRankShape& shape, const float* right,
   }
 }
 
-void add_multiple(float* __restrict sum, const float* __restrict values, float factor,
-                  std::int64_t count) {
-  for (std::int64_t i = 0; i < count; ++i) sum[i] += factor * values[i];
+// sum += factors[0] * vectors[0] + factors[factor_stride] * vectors[vector_stride] + ..., added one
+// after the other; four at a time stay in registers.
+void add_multiples(float* __restrict sum, const float* __restrict vectors,
+                   std::int64_t vector_stride, const float* __restrict factors,
+                   std::int64_t factor_stride, std::int64_t num_vectors, std::int64_t count) {
+  std::int64_t v = 0;
+  for (; v + 4 <= num_vectors; v += 4) {
+    const float* __restrict a = vectors + v * vector_stride;
+    const float* __restrict b = a + vector_stride;
+    const float* __restrict c = b + vector_stride;
+    const float* __restrict d = c + vector_stride;
+    const float* f = factors + v * factor_stride;
+    const float fa = f[0], fb = f[factor_stride], fc = f[2 * factor_stride];
+    const float fd = f[3 * factor_stride];
+    for (std::int64_t i = 0; i < count; ++i) {
+      sum[i] = (((sum[i] + fa * a[i]) + fb * b[i]) + fc * c[i]) + fd * d[i];
+    }
+  }
+  for (; v < num_vectors; ++v) {
+    const float* __restrict a = vectors + v * vector_stride;
+    const float factor = factors[v * factor_stride];
+    for (std::int64_t i = 0; i < count; ++i) sum[i] += factor * a[i];
+  }
 }
 
 void project_transposed(const float* matrix, const LowRankShape& shape, const float* left,
@@ -64,10 +85,12 @@ void project_transposed(const float* matrix, const LowRankShape& shape, const fl
     for (std::int64_t k = 0; k < shape.rank; ++k) {
       for (std::int64_t i = 0; i < count; ++i) right[k * shape.cols + begin + i] = 0.0F;
     }
-    for (std::int64_t row = 0; row < shape.rows; ++row) {
+    for (std::int64_t row = 0; row < shape.rows; row += kLowRankRows) {
+      const std::int64_t rest = shape.rows - row;
+      const std::int64_t num_rows = rest < kLowRankRows ? rest : kLowRankRows;
       for (std::int64_t k = 0; k < shape.rank; ++k) {
-        add_multiple(right + k * shape.cols + begin, matrix + row * shape.cols + begin,
-                     left[k * shape.rows + row], count);
+        add_multiples(right + k * shape.cols + begin, matrix + row * shape.cols + begin, shape.cols,
+                      left + k * shape.rows + row, 1, num_rows, count);
       }
     }
   }
@@ -83,9 +106,7 @@ void rebuild(const float* left, const float* right, const float* own_right,
   const auto make_row = [&](const float* thin, std::int64_t row, std::int64_t begin,
                             std::int64_t count) {
     for (std::int64_t i = 0; i < count; ++i) sum[i] = 0.0F;
-    for (std::int64_t k = 0; k < shape.rank; ++k) {
-      add_multiple(sum, thin + k * shape.cols + begin, left[k * shape.rows + row], count);
-    }
+    add_multiples(sum, thin + begin, shape.cols, left + row, shape.rows, shape.rank, count);
   };
   for (std::int64_t row = first; row < last; ++row) {
     for (std::int64_t begin = 0; begin < shape.cols; begin += kLowRankColumns) {
