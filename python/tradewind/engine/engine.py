@@ -513,8 +513,10 @@ class Engine:
         GPU nothing waits: the numbers are those of the last update that has delivered them.
 
         With `share=` and several ranks also `sharing`: `num_rounds`, `sent_bytes` of this rank,
-        `busy_s` (from each round's first byte to its last), `waited_s` (what of it this rank waited
-        for) and `hidden`, the rest's share. With strategy="sharded" `update_ratio` is NaN.
+        `between_hosts_bytes` (of these, with strategy="hierarchical"), `busy_s` (from each round's
+        first byte to its last), `waited_s` (what of it this rank waited for), `hidden` (the rest's
+        share) and `clip_waited_s` (what of waited_s late updates spent on the norm to clip by).
+        With strategy="sharded" `update_ratio` is NaN.
         """
         self._take_numbers()
         outcome = self._last_outcome
@@ -668,7 +670,7 @@ class Engine:
         if self.run is None:
             return {}
         row: dict[str, Any] = {
-            **({"share_wait_s": self._sharing.waited_s()} if self._sharing else {}),
+            **(self._sharing.waits() if self._sharing else {}),
             "lr": self.optimizer.param_groups[0]["lr"],
             "step_s": times.step_s,
             "wait_s": times.wait_s,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -27,6 +28,7 @@ class PendingUpdate(ABC):
         self._give_measures = give_measures
         self._on_end = on_end
         self._is_decided = False
+        self.clip_waited_s = 0.0  # for the norm to clip by, of a step that could have gone on
         self.is_over = False
         self.is_finishing = False
         self.outcome = LateOutcome(outcome, self.finish)
@@ -58,6 +60,12 @@ class PendingUpdate(ABC):
                 self._apply_rest()
         finally:
             self.is_finishing = False
+
+    def _wait_for_norm(self, measure: Callable[[], Any]) -> Any:
+        before = self._shared.statistics().waited_s
+        found = measure()
+        self.clip_waited_s = self._shared.statistics().waited_s - before
+        return found
 
     def _end(self, outcome: Outcome) -> None:
         self.is_over = True
@@ -118,7 +126,7 @@ class LateUpdate(PendingUpdate):
             outcome.nonfinite = tuple(shared.nonfinite())
             self._end(outcome)
         elif self._deferred.clips:
-            self._measure()
+            self._wait_for_norm(self._measure)
             self._deferred.measure()
 
     def _measure(self) -> None:

@@ -163,7 +163,7 @@ class ShardedUpdate(PendingUpdate):
             self._result.applied = False
             self._result.nonfinite = tuple(found)
         elif self._clip_norm is not None:
-            norm = self._measure()
+            norm = self._wait_for_norm(self._measure)
             self._result.clip_factor = native.clip_factor(norm, float(self._clip_norm))
         factor = self._multiplier * self._result.clip_factor
         self._shared.release(self._groups, factor, is_vetoed=not self._result.applied)

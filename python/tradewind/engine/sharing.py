@@ -93,6 +93,7 @@ class Sharing:
         self._late: PendingUpdate | None = None
         self.sharded: ShardedOptimizer | None = None
         self._waited_s = 0.0
+        self._clip_waited_s = self._clip_recorded_s = 0.0
 
     def attach(
         self,
@@ -265,6 +266,7 @@ class Sharing:
             return
         late.finish()  # where it raises, it will again: nobody reads half an update unawares
         self._late = None
+        self._clip_waited_s += late.clip_waited_s
         late.outcome.over()
 
     def state_dict(self) -> dict[str, Any]:
@@ -279,18 +281,23 @@ class Sharing:
             load_feedback(self.shared, self._meeting, state["feedback"])
 
     def statistics(self) -> dict[str, float]:
-        """As `GradientSharing.statistics`, and `hidden`: the part of busy_s that nobody waited
-        for."""
+        """As `GradientSharing.statistics`; `hidden`, the part of busy_s that nobody waited for; and
+        `clip_waited_s`, what of waited_s late updates spent on the norm to clip by."""
         found = statistics_of(self.shared)
         busy = found["busy_s"]
         hidden = max(0.0, 1.0 - found["waited_s"] / busy) if busy > 0 else math.nan
-        return {**found, "hidden": hidden}
+        return {**found, "hidden": hidden, "clip_waited_s": self._clip_waited_s}
 
-    def waited_s(self) -> float:
-        """Seconds that the step's thread waited for other ranks since this was asked last."""
-        total = self.shared.statistics().waited_s
+    def waits(self) -> dict[str, float]:
+        """For the run's record: seconds that the step's thread waited for other ranks since this
+        was asked last, and how many of them late updates spent on the norm to clip by."""
+        total, for_norm = self.shared.statistics().waited_s, self._clip_waited_s
         waited, self._waited_s = total - self._waited_s, total
-        return float(waited)
+        found = {"share_wait_s": float(waited)}
+        if self._optimizer.clip_norm is not None:
+            found["clip_wait_s"] = for_norm - self._clip_recorded_s
+            self._clip_recorded_s = for_norm
+        return found
 
     def close(self) -> None:
         self._schedule.close()

@@ -26,6 +26,7 @@ _TITLES = {
     "clip_factor": "Clip factor",
     "wait_s": "Wait for input, s",
     "share_wait_s": "Wait for other ranks, s",
+    "clip_wait_s": "of it for the norm to clip by, s",
     "step_s": "Step time, s",
 }
 _LARGE = ("loss",)

@@ -45,8 +45,13 @@ def tiles(
         found.append(Tile("samples/s, median", number_text(float(np.median(rate.finite)))))
     waits, steps = curves.get("share_wait_s"), curves.get("step_s")
     if waits is not None and steps is not None and waits.finite.size and steps.finite.size:
-        exposed = float(np.median(waits.finite)) / float(np.median(steps.finite))
+        step_s = float(np.median(steps.finite))
+        exposed = float(np.median(waits.finite)) / step_s
         found.append(Tile("waiting for other ranks", f"{exposed:.1%} of a step"))
+        clip = curves.get("clip_wait_s")
+        if clip is not None and clip.finite.size:
+            cost = float(np.median(clip.finite)) / step_s
+            found.append(Tile("of it for the norm to clip by", f"{cost:.1%} of a step"))
     if "vetoed" in curves:
         found.append(Tile("vetoed updates", f"{len(vetoed):,}", bool(vetoed)))
     if len(record.attempts) > 1:

@@ -228,9 +228,11 @@ class GradientSharing(torch.nn.Module, Joinable):
         return 0 if self._connected is None else int(self._native.statistics().num_rounds)
 
     def statistics(self) -> dict[str, float]:
-        """`num_rounds`, `sent_bytes` of gradients, `waited_s`, the time that backwards waited for
-        other ranks, and `busy_s`, from each round's first byte to its last: what sharing cost, and
-        what it would have cost if nothing had been hidden behind computing."""
+        """`num_rounds`, `sent_bytes` of gradients by this rank, `between_hosts_bytes` (of these,
+        what left its host, where strategy="hierarchical" knows hosts; else all), `waited_s`, the
+        time that backwards waited for other ranks, and `busy_s`, from each round's first byte to
+        its last: what sharing cost, and what it would have cost if nothing had been hidden behind
+        computing."""
         return statistics_of(self._native)
 
     def feedback_state_dict(self) -> dict[str, Any]:
@@ -404,7 +406,7 @@ class _ShadowRounds(JoinHook):
 
 def statistics_of(shared: native.SharedGradients) -> dict[str, float]:
     found = shared.statistics()
-    names = ("num_rounds", "sent_bytes", "waited_s", "busy_s")
+    names = ("num_rounds", "sent_bytes", "between_hosts_bytes", "waited_s", "busy_s")
     return {name: getattr(found, name) for name in names}
 
 

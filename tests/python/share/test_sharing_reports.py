@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -44,8 +46,32 @@ def counts(rank: int) -> dict[str, float]:
 
 def test_statistics(ranks: Ranks) -> None:
     for found in ranks.run(counts):
+        assert found.pop("between_hosts_bytes") == found["sent_bytes"]
         assert set(found) == {"num_rounds", "sent_bytes", "waited_s", "busy_s"}
         assert found["num_rounds"] == 3
         # Each of two ranks sends half of the gradients and half of the means: 4000 bytes a round.
         assert found["sent_bytes"] == pytest.approx(3 * 4000, rel=0.1)
         assert found["waited_s"] >= 0
+
+
+def clips_late(rank: int, clip_norm: float | None, folder: str) -> tuple[dict[str, float], str]:
+    share = tw.Share(overlap="next-forward", bucket_mb=0.01)
+    run = f"{folder}/run" if rank == 0 else None
+    model = nn.Linear(1024, 1024)  # 4 MB: the norm waits for all of it
+    engine = tw.Engine(model, tw.SGD(lr=1e-3), clip_norm=clip_norm, share=share, run=run)
+    for _ in range(8):
+        engine.step(engine(torch.ones(1, 1024)).square().mean())
+    engine.settle()
+    sharing = engine.stats()["sharing"]
+    page = engine.report().read_text() if rank == 0 else ""
+    engine.close()
+    return sharing, page
+
+
+def test_the_report_says_what_the_clip_costs(ranks: Ranks, tmp_path: Path) -> None:
+    (clipped, page), _ = ranks.run(clips_late, 0.1, str(tmp_path))
+    assert 0 < clipped["clip_waited_s"] <= clipped["waited_s"]
+    assert "of it for the norm to clip by" in page
+    (free, page), _ = ranks.run(clips_late, None, str(tmp_path / "free"))
+    assert free["clip_waited_s"] == 0
+    assert "waiting for other ranks" in page and "clip by" not in page
