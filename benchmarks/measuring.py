@@ -7,6 +7,7 @@ import ctypes
 import gc
 import json
 import platform
+import re
 import statistics
 import subprocess
 import tempfile
@@ -165,6 +166,17 @@ def table(rows: list[list[str]]) -> str:
 
 def machine_line(facts: Mapping[str, Any]) -> str:
     return "machine: " + ", ".join(f"{key} {value}" for key, value in facts.items())
+
+
+def fill(page: Path, blocks: Mapping[str, str]) -> None:
+    """Write each block between its marks in the page; other text stays."""
+    text = page.read_text()
+    for name, block in blocks.items():
+        mark = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)
+        if not mark.search(text):
+            raise SystemExit(f"{page}: expected a mark <!-- {name} -->, found none")
+        text = mark.sub(lambda found, block=block: f"{found[1]}{block}\n{found[2]}", text)
+    page.write_text(text)
 
 
 def show(results: dict[str, Any], rows: list[list[str]], *, as_json: bool) -> None:

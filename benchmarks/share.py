@@ -1,6 +1,7 @@
 """Sharing of gradients between hosts, against DistributedDataParallel and against the wire.
 
     python benchmarks/share.py [--json] [--sections link ...] [--rates 1 2 4] [--only 'ddp*' ...]
+    python benchmarks/share.py --markdown RESULTS.json [--into docs/performance.md]
     python benchmarks/plot_share.py RESULTS.json OUT.svg
 
 The hosts are network namespaces of this machine, joined by links kept to a rate (share_hosts.py);
@@ -37,11 +38,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from measuring import machine, machine_line, table
+from measuring import fill, machine, machine_line, table
 from share_contenders import CONTENDERS
 from share_hosts import why_unavailable
 from share_launch import Measurement, run
@@ -163,12 +165,14 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     return {"machine": facts, "settings": settings, "scenarios": scenarios}
 
 
+def markdown(title: str, figures: dict[str, Any]) -> str:
+    return "\n\n".join([f"**{title}**", table(rows(figures)), *reasons(figures)])
+
+
 def show(results: dict[str, Any]) -> None:
     print(machine_line(results["machine"]))
     for title, figures in results["scenarios"].items():
-        print(f"\n**{title}**\n\n{table(rows(figures))}")
-        for line in reasons(figures):
-            print(f"\n{line}")
+        print(f"\n{markdown(title, figures)}")
 
 
 def main() -> None:
@@ -181,11 +185,18 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5, help="turns of each contender")
     parser.add_argument("--steps", type=int, default=10, help="steps timed in a turn")
     parser.add_argument("--only", nargs="+", default=["*"], metavar="PATTERN")
+    parser.add_argument("--markdown", type=Path, metavar="RESULTS.json")
+    parser.add_argument("--into", type=Path, metavar="PAGE.md")
     options = parser.parse_args()
     # So that hosts are removed by whatever ends the run.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    results = measure(options)
-    if options.json:
+    kept = options.markdown
+    results = json.loads(kept.read_text()) if kept else measure(options)
+    if options.into:
+        scenarios = results["scenarios"].items()
+        blocks = {f"sharing, {title}": markdown(title, figures) for title, figures in scenarios}
+        fill(options.into, {**blocks, "sharing": machine_line(results["machine"])})
+    elif options.json:
         print(json.dumps(results, indent=2))
     else:
         show(results)

@@ -18,7 +18,6 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 import argparse
 import json
-import re
 import sys
 import time
 from pathlib import Path
@@ -35,6 +34,7 @@ import step_sweep
 import step_whole
 from measuring import (
     compile_stream,
+    fill,
     free_memory,
     keep_freed_memory,
     machine,
@@ -82,19 +82,6 @@ def show(results: dict[str, Any]) -> None:
         print(f"\n{markdown(section, results)}")
 
 
-def fill(page: Path, results: dict[str, Any]) -> None:
-    """Write each table of `results` between its marks in the page; other text stays."""
-    blocks = {section: markdown(section, results) for section in results["sections"]}
-    blocks["machine"] = machine_line(results["machine"])
-    text = page.read_text()
-    for name, block in blocks.items():
-        mark = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
-        if not mark.search(text):
-            raise SystemExit(f"{page}: expected a mark <!-- {name} -->, found none")
-        text = mark.sub(lambda found, block=block: f"{found[1]}{block}\n{found[2]}", text)
-    page.write_text(text)
-
-
 def read(paths: list[Path]) -> dict[str, Any]:
     """One document of several runs on the same machine; a later one replaces sections."""
     documents = [json.loads(path.read_text()) for path in paths]
@@ -116,7 +103,8 @@ def main() -> None:
     options = parser.parse_args()
     results = read(options.markdown) if options.markdown else measure(options.only, options.repeats)
     if options.into:
-        fill(options.into, results)
+        blocks = {section: markdown(section, results) for section in results["sections"]}
+        fill(options.into, {**blocks, "machine": machine_line(results["machine"])})
     elif options.json:
         print(json.dumps(results, indent=2))
     else:
