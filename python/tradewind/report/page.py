@@ -24,9 +24,10 @@ _TITLES = {
     "grad_norm": "Gradient norm",
     "lr": "Learning rate",
     "clip_factor": "Clip factor",
+    "hot_gradients": "Gradients measured in backward",
     "wait_s": "Wait for input, s",
     "share_wait_s": "Wait for other ranks, s",
-    "clip_wait_s": "of it for the norm to clip by, s",
+    "clip_wait_s": "Wait for the norm to clip by, s",
     "step_s": "Step time, s",
 }
 _LARGE = ("loss",)

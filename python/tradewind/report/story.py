@@ -47,11 +47,11 @@ def tiles(
     if waits is not None and steps is not None and waits.finite.size and steps.finite.size:
         step_s = float(np.median(steps.finite))
         exposed = float(np.median(waits.finite)) / step_s
-        found.append(Tile("waiting for other ranks", f"{exposed:.1%} of a step"))
+        found.append(Tile("of a step, waiting for other ranks", f"{exposed:.1%}"))
         clip = curves.get("clip_wait_s")
         if clip is not None and clip.finite.size:
             cost = float(np.median(clip.finite)) / step_s
-            found.append(Tile("of it for the norm to clip by", f"{cost:.1%} of a step"))
+            found.append(Tile("of a step, for the norm to clip by", f"{cost:.1%}"))
     if "vetoed" in curves:
         found.append(Tile("vetoed updates", f"{len(vetoed):,}", bool(vetoed)))
     if len(record.attempts) > 1:

@@ -71,7 +71,7 @@ def clips_late(rank: int, clip_norm: float | None, folder: str) -> tuple[dict[st
 def test_the_report_says_what_the_clip_costs(ranks: Ranks, tmp_path: Path) -> None:
     (clipped, page), _ = ranks.run(clips_late, 0.1, str(tmp_path))
     assert 0 < clipped["clip_waited_s"] <= clipped["waited_s"]
-    assert "of it for the norm to clip by" in page
+    assert "of a step, for the norm to clip by" in page
     (free, page), _ = ranks.run(clips_late, None, str(tmp_path / "free"))
     assert free["clip_waited_s"] == 0
-    assert "waiting for other ranks" in page and "clip by" not in page
+    assert "of a step, waiting for other ranks" in page and "clip by" not in page
