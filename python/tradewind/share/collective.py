@@ -1,0 +1,163 @@
+"""Sharing by collective calls of torch's process groups: for parameters on a GPU, and on the CPU
+where TRADEWIND_SHARE_COLLECTIVE=1 asks for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Backend
+from torch.distributed import distributed_c10d as c10d
+
+from tradewind._core import native
+from tradewind.share.options import Share
+from tradewind.share.rendezvous import Meeting
+
+SWITCH = "TRADEWIND_SHARE_COLLECTIVE"
+
+# Both have the methods that a round takes.
+SharedGradients: TypeAlias = native.SharedGradients | native.CollectiveGradients
+
+
+def device_of(named: Iterable[tuple[str, torch.Tensor]]) -> torch.device:
+    """The device that all of these lie on.
+
+    Raises NotImplementedError for one that gradients cannot be shared on, ValueError for several.
+    """
+    first: tuple[str, torch.device] | None = None
+    for name, parameter in named:
+        if parameter.device.type not in ("cpu", "cuda"):
+            raise NotImplementedError(
+                f"parameter {name!r}: is on {parameter.device}; gradients are shared on the CPU "
+                "and on CUDA"
+            )
+        if first is None:
+            first = (name, parameter.device)
+        elif parameter.device != first[1]:
+            raise ValueError(
+                f"parameter {name!r}: is on {parameter.device}, but {first[0]!r} is on {first[1]}; "
+                "expected a module on one device for each rank: move it with module.to(device)"
+            )
+    return first[1] if first is not None else torch.device("cpu")
+
+
+def uses_collectives(device: torch.device) -> bool:
+    return device.type != "cpu" or os.environ.get(SWITCH, "") not in ("", "0")
+
+
+def resolve(share: Share, device: torch.device) -> Share:
+    """`share` as it is carried out on this device.
+
+    Raises NotImplementedError for what collective calls do not do, with what to use instead.
+    """
+    if not uses_collectives(device):
+        return share
+    where = "CUDA" if device.type == "cuda" else f"{SWITCH}=1"
+    if share.strategy == "sharded":
+        raise NotImplementedError(
+            f"strategy='sharded' with {where}: shards are updated on the CPU alone so far; use "
+            "strategy='allreduce', with state_dtype='8bit' in the optimizer where memory is short"
+        )
+    if share.codec == "powersgd":
+        raise NotImplementedError(
+            f"codec='powersgd' with {where}: thin matrices are made on the CPU alone so far; use "
+            "codec='int8' or 'bf16'"
+        )
+    if share.overlap == "next-forward":
+        raise NotImplementedError(
+            f"overlap='next-forward' with {where}: updates wait for their sums on the CPU alone so "
+            "far; use overlap='backward' or 'auto'"
+        )
+    # NCCL sums within hosts first by itself.
+    strategy = "allreduce" if share.strategy == "hierarchical" else share.strategy
+    return replace(share, strategy=strategy, overlap="backward")
+
+
+def host_group(meeting: Meeting, purpose: str) -> dist.ProcessGroup:
+    """Connections of this exchange and purpose alone for tensors on the CPU. All ranks call it at
+    once. Whoever holds it last closes them.
+
+    Raises SharingError where ranks are missing.
+    """
+    group = dist.ProcessGroup(meeting.store, meeting.rank, meeting.size)
+    kind = dist.ProcessGroup.BackendType.GLOO
+    group._set_default_backend(kind)
+    group._register_backend(torch.device("cpu"), kind, meeting.connect(purpose))
+    return group
+
+
+def device_group(meeting: Meeting, purpose: str, device: torch.device) -> dist.ProcessGroup:
+    """As `host_group`, for tensors on `device` and on the CPU. On a GPU it is one for all purposes
+    of the meeting: two communicators of NCCL could wait for each other.
+
+    Raises RuntimeError where torch has no NCCL.
+    """
+    if device.type == "cpu":
+        return host_group(meeting, purpose)
+    if meeting.gpu_group is None:
+        group = host_group(meeting, "gpu")
+        backend = _connect_nccl(meeting)
+        group._register_backend(device, dist.ProcessGroup.BackendType.NCCL, backend)
+        meeting.gpu_group = group
+    return meeting.gpu_group
+
+
+def _connect_nccl(meeting: Meeting) -> Backend:
+    if not dist.is_nccl_available():
+        raise RuntimeError(
+            "sharing on CUDA: this torch was built without NCCL; install one with it (the CUDA "
+            "wheels of Linux have it), or train on the CPU"
+        )
+    from torch._C._distributed_c10d import ProcessGroupNCCL
+
+    options = ProcessGroupNCCL.Options()
+    options._timeout = meeting.timeout
+    store = c10d.PrefixStore(f"{meeting.prefix}/nccl", meeting.store)
+    return ProcessGroupNCCL(store, meeting.rank, meeting.size, options)
+
+
+def make_collective(
+    meeting: Meeting,
+    named: Iterable[tuple[str, torch.Tensor]],
+    share: Share,
+    *,
+    settles_itself: bool,
+    sums_microbatches: bool,
+    buffers: Sequence[torch.Tensor],
+) -> native.CollectiveGradients:
+    names, parameters = zip(*named, strict=True)
+    device = parameters[0].device
+    options = native.CollectiveOptions()
+    options.codec = share.codec
+    options.is_deterministic = share.deterministic
+    options.bucket_bytes = share.bucket_bytes(device.type)
+    options.end_bucket_bytes = max(1, options.bucket_bytes // 4)
+    options.patience_s = share.patience.total_seconds()
+    options.deadline_s = share.timeout.total_seconds()
+    options.settles_itself = settles_itself
+    options.sums_microbatches = sums_microbatches
+    options.buffers = list(buffers)
+    options.cuda_library = _cuda_library()
+    # Two sets of connections: what ranks say of a round need not queue behind its gradients.
+    return native.CollectiveGradients(
+        list(parameters),
+        list(names),
+        device_group(meeting, "gradients", device) if meeting.size > 1 else None,
+        host_group(meeting, "facts"),
+        meeting.store,
+        meeting.prefix,
+        options,
+    )
+
+
+def _cuda_library() -> str:
+    """The library lies beside this package, or, in an editable install, beside the native module;
+    opened only where a codec or an ordered sum needs it."""
+    name = "libtradewind_cuda.so"
+    beside = Path(__file__).parent.parent / name
+    return str(beside if beside.exists() else Path(str(native.__file__)).parent / name)
