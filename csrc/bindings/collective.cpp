@@ -45,6 +45,7 @@ struct CollectiveOptions {
   bool settles_itself = false;
   std::vector<at::Tensor> buffers;
   std::string cuda_library;
+  bool emulates_device = false;  // a GPU's arithmetic over an emulated library
 };
 
 std::unique_ptr<Shared> make(std::vector<at::Tensor> parameters, std::vector<std::string> names,
@@ -67,6 +68,7 @@ std::unique_ptr<Shared> make(std::vector<at::Tensor> parameters, std::vector<std
   made.settles_itself = options.settles_itself;
   made.buffers = options.buffers;
   made.cuda_library = options.cuda_library;
+  made.emulates_device = options.emulates_device;
   // From threads of the core: no Python there.
   made.on_late = [](const std::string& line) {
     std::fprintf(stderr, "tradewind: %s\n", line.c_str());
@@ -212,7 +214,8 @@ void register_collective(py::module_& module) {
       .def_readwrite("sums_microbatches", &CollectiveOptions::sums_microbatches)
       .def_readwrite("settles_itself", &CollectiveOptions::settles_itself)
       .def_readwrite("buffers", &CollectiveOptions::buffers)
-      .def_readwrite("cuda_library", &CollectiveOptions::cuda_library);
+      .def_readwrite("cuda_library", &CollectiveOptions::cuda_library)
+      .def_readwrite("emulates_device", &CollectiveOptions::emulates_device);
 
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
   py::class_<Shared> shared(module, "CollectiveGradients");

@@ -2,7 +2,6 @@
 
 #include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/stack.h>
 
 #include <cmath>
@@ -94,11 +93,11 @@ class DeviceArithmetic final : public BucketArithmetic {
   }
 
   void divide(const BucketRun& run, double divisor, void* values, void*) override {
-    bytes_at(values, run.num_elements, torch_dtype(run.dtype)).div_(divisor);
+    values_at(values, run.num_elements, torch_dtype(run.dtype)).div_(divisor);
   }
 
   void copy(const void* from, void* to, std::int64_t num_bytes, void*) override {
-    bytes_at(to, num_bytes, at::kByte).copy_(bytes_at(from, num_bytes, at::kByte));
+    values_at(to, num_bytes, at::kByte).copy_(values_at(from, num_bytes, at::kByte));
   }
 
   void note_sizes(const std::vector<at::Tensor>& slots, const at::Tensor& sizes) override {
@@ -108,11 +107,10 @@ class DeviceArithmetic final : public BucketArithmetic {
   }
 
  private:
-  [[nodiscard]] at::Tensor bytes_at(const void* data, std::int64_t size,
-                                    at::ScalarType dtype) const {
+  [[nodiscard]] at::Tensor values_at(const void* data, std::int64_t size,
+                                     at::ScalarType dtype) const {
     // SAFETY: buckets and staging memory outlive what is queued on them.
-    return at::from_blob(const_cast<void*>(data), {size},
-                         at::TensorOptions().dtype(dtype).device(device_));
+    return row_over(const_cast<void*>(data), size, dtype, device_);
   }
 
   static TradewindCudaRun cuda_run(const BucketRun& run) {
@@ -139,7 +137,7 @@ class DeviceArithmetic final : public BucketArithmetic {
     }
     const auto num_bytes = static_cast<std::int64_t>(list.size() * sizeof(TradewindCudaPart));
     there = at::empty({num_bytes}, at::TensorOptions().dtype(at::kByte).device(device_));
-    there.copy_(at::from_blob(list.data(), {num_bytes}, at::TensorOptions().dtype(at::kByte)));
+    there.copy_(row_over(list.data(), num_bytes, at::kByte, c10::Device(c10::kCPU)));
     return there;
   }
 
@@ -152,8 +150,8 @@ class DeviceArithmetic final : public BucketArithmetic {
 }  // namespace
 
 std::unique_ptr<BucketArithmetic> make_bucket_arithmetic(c10::Device device,
-                                                         std::string library_path) {
-  if (device.is_cpu()) return std::make_unique<HostArithmetic>();
+                                                         std::string library_path, bool emulates) {
+  if (device.is_cpu() && !emulates) return std::make_unique<HostArithmetic>();
   return std::make_unique<DeviceArithmetic>(device, std::move(library_path));
 }
 

@@ -50,7 +50,9 @@ class BucketArithmetic {
 };
 
 // `library_path`: of libtradewind_cuda, opened at the first codec or ordered sum on a GPU.
+// `emulates`: a GPU's arithmetic on the CPU, where the library's kernels run there: for tests.
 std::unique_ptr<BucketArithmetic> make_bucket_arithmetic(c10::Device device,
-                                                         std::string library_path);
+                                                         std::string library_path,
+                                                         bool emulates = false);
 
 }  // namespace tradewind

@@ -3,7 +3,6 @@
 #include "torch/c10d_comm.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/Event.h>
@@ -220,8 +219,7 @@ at::Tensor C10dComm::tensor_at(const void* data, std::int64_t num_elements,
                                at::ScalarType dtype) const {
   // SAFETY: the caller of the Comm keeps the memory until its stream has passed the call; inputs
   // are only read.
-  return at::from_blob(const_cast<void*>(data), {num_elements},
-                       at::TensorOptions().dtype(dtype).device(device_));
+  return row_over(const_cast<void*>(data), num_elements, dtype, device_);
 }
 
 at::Tensor C10dComm::barrier_tensor() {
@@ -267,25 +265,28 @@ void C10dComm::check() {
   if (!failure_.empty()) fail(ErrorKind::kPeerLost, failure_);
 }
 
-void C10dComm::abort(Deadline deadline) {
+void C10dComm::abort(Deadline deadline) { let_go(deadline, /*is_quiet=*/false); }
+void C10dComm::close(Deadline deadline) { let_go(deadline, /*is_quiet=*/true); }
+
+void C10dComm::let_go(Deadline deadline, bool is_quiet) {
   c10::intrusive_ptr<c10d::ProcessGroup> group;
   {
     const std::scoped_lock lock(mutex_);
-    if (failure_.empty()) failure_ = "the group was aborted; make another one";
+    if (failure_.empty()) failure_ = "the group was aborted or closed; make another one";
     group = std::move(group_);
     group_ = nullptr;
   }
   if (!group) return;
   // The last owner waits for what Gloo has begun, which its own deadline ends.
-  const bool is_over = returns_within(deadline, [group = std::move(group)]() mutable {
+  const bool is_over = returns_within(deadline, [group = std::move(group), is_quiet]() mutable {
     try {
-      group->abort();
+      is_quiet ? group->shutdown() : group->abort();
     } catch (...) {  // whatever is left of it goes with its last owner
     }
     group.reset();
   });
   if (!is_over) {
-    fail(ErrorKind::kBadState, "abort on rank ", rank(), " of ", size(),
+    fail(ErrorKind::kBadState, is_quiet ? "close" : "abort", " on rank ", rank(), " of ", size(),
          ": the group did not end in time; end the process");
   }
 }

@@ -51,6 +51,9 @@ class C10dComm final : public Comm {
   void check() override;
   // Closes the connections: ranks that are connected to this one notice at once.
   void abort(Deadline deadline) override;
+  // A quiet end, of a group whose calls are over on every rank or will be: what other ranks still
+  // want of this one goes out first. As abort() otherwise.
+  void close(Deadline deadline);
 
  private:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -65,6 +68,7 @@ class C10dComm final : public Comm {
   [[nodiscard]] at::Tensor tensor_at(const void* data, std::int64_t num_elements,
                                      at::ScalarType dtype) const;
   [[nodiscard]] c10::intrusive_ptr<c10d::ProcessGroup> group();
+  void let_go(Deadline deadline, bool is_quiet);
   [[noreturn]] void lost(const std::string& doing, const std::string& why);
   [[nodiscard]] at::Tensor barrier_tensor();
 

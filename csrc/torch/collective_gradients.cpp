@@ -3,7 +3,6 @@
 #include "torch/collective_gradients.h"
 
 #include <ATen/ops/arange.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
@@ -23,6 +22,8 @@ namespace {
 
 // How long the connections may take to close before they are left behind.
 constexpr std::chrono::milliseconds kClosing{200};
+// What a device still has to do for others may take longer.
+constexpr std::chrono::seconds kFlushing{5};
 
 // A complex number travels as its two parts.
 DType dtype_on_wire(const at::Tensor& values, bool sums) {
@@ -54,7 +55,7 @@ CollectiveGradients::CollectiveGradients(std::vector<at::Tensor> parameters,
   size_ = facts_->size();
   if (values) values_ = std::make_unique<C10dComm>(std::move(values), device_, comm_options());
   presence_ = std::make_unique<Presence>(std::move(board), rank_, size_);
-  arithmetic_ = make_bucket_arithmetic(device_, options_.cuda_library);
+  arithmetic_ = make_bucket_arithmetic(device_, options_.cuda_library, options_.emulates_device);
   make_layout();
   plan_ = Plan::make(layout_, size_, options_.plan);
   for (const ArenaSpec& arena : layout_.arenas()) {
@@ -94,12 +95,26 @@ CollectiveGradients::CollectiveGradients(std::vector<at::Tensor> parameters,
 
 CollectiveGradients::~CollectiveGradients() {
   hooks_.reset();
-  // What is under way ends at once: nobody will ask for it.
+  if (!device_.is_cpu() && values_) end_quietly();
+  // What is still under way ends at once: nobody will ask for it.
   for (const auto& comm : {values_.get(), facts_.get()}) {
     try {
       if (comm != nullptr) comm->abort(std::chrono::steady_clock::now() + kClosing);
     } catch (const Error&) {  // left behind
     }
+  }
+}
+
+// The host may be a step ahead of the device, whose last calls other ranks wait for.
+void CollectiveGradients::end_quietly() noexcept {
+  try {
+    check_alive();
+    const c10::DeviceGuard guard(device_);
+    values_wire_->join();
+    const c10::Stream stream = values_wire_->current_stream();
+    values_->wait(stream.native_handle(), std::chrono::steady_clock::now() + options_.deadline);
+    values_->close(std::chrono::steady_clock::now() + kFlushing);
+  } catch (...) {  // ended before, or left behind
   }
 }
 
@@ -175,9 +190,9 @@ void CollectiveGradients::make_buckets() {
         parameter_at_.push_back(idx);
         // SAFETY: the arena outlives the bucket.
         bucket.slots.push_back(
-            at::from_blob(arenas_[arena_idx].data + place.offset_bytes,
-                          {parameters_[idx].numel() * (parameters_[idx].is_complex() ? 2 : 1)},
-                          on_device.dtype(torch_dtype(place.dtype))));
+            row_over(arenas_[arena_idx].data + place.offset_bytes,
+                     parameters_[idx].numel() * (parameters_[idx].is_complex() ? 2 : 1),
+                     torch_dtype(place.dtype), device_));
       }
       const auto num_here = static_cast<std::int64_t>(bucket.slots.size());
       bucket.sizes = sizes_[arena_idx].narrow(0, num_before, num_here);

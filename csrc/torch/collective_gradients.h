@@ -60,6 +60,7 @@ class CollectiveGradients {
     bool settles_itself = false;
     std::vector<at::Tensor> buffers;
     std::string cuda_library;
+    bool emulates_device = false;  // see make_bucket_arithmetic()
     std::function<void(const std::string&)> on_late;
     std::function<void(const Error&)> throw_through_autograd;
   };
@@ -127,6 +128,7 @@ class CollectiveGradients {
     std::vector<c10::Stream> streams;  // on which slots were filled
   };
 
+  void end_quietly() noexcept;
   void make_layout();
   void make_buckets();
   void make_staging();

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
 
@@ -57,6 +58,7 @@ void CollectiveGradients::publish_facts(bool has_next, bool is_present) {
 void CollectiveGradients::note_nonfinite() {
   std::vector<at::Tensor> is_finite;
   for (const at::Tensor& sizes : sizes_) is_finite.push_back(sizes.isfinite());
+  if (is_finite.empty()) return;
   at::Tensor found = found_in_.narrow(0, 0, positions_.numel());
   const at::Tensor is_new = at::cat(is_finite).logical_not().logical_and(found.eq(0));
   found.masked_fill_(is_new, num_microbatches_ + 1);
@@ -66,8 +68,12 @@ void CollectiveGradients::publish_nonfinite() {
   values_wire_->follow(values_wire_->current_stream());
   values_wire_->run([this](void* stream) {
     const c10::AutoGradMode no_grad(false);
-    note_nonfinite();
     const std::int64_t num_positions = positions_.numel();
+    if (num_positions == 0) {  // parameters without elements alone
+      nonfinite_facts_ = at::zeros({size_, 3}, found_in_.options());
+      return;
+    }
+    note_nonfinite();
     // Its last element is 0, for a round in which all are finite.
     const at::Tensor is_bad = found_in_.narrow(0, 0, num_positions).ne(0);
     const at::Tensor first = at::where(is_bad, positions_, num_positions).min();

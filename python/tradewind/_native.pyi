@@ -581,6 +581,7 @@ class C10dComm:
 class CollectiveOptions:
     codec: str
     cuda_library: str
+    emulates_device: bool
     error_feedback: bool
     is_deterministic: bool
     settles_itself: bool

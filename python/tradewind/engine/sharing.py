@@ -26,7 +26,7 @@ from tradewind.optim.cuda import DeviceTables
 from tradewind.optim.device_outcome import DeviceOutcome
 from tradewind.optim.fused import FusedOptimizer, Orders, Outcome
 from tradewind.place import place
-from tradewind.share.collective import device_of, resolve
+from tradewind.share.collective import calls_alone, device_of, resolve
 from tradewind.share.departure import reason
 from tradewind.share.gradient_sharing import (
     describe,
@@ -63,7 +63,7 @@ def join_ranks(share: Share | None) -> Meeting | None:
     if here.world_size > 1 and not dist.is_initialized():
         dist.init_process_group("gloo")
     meeting = meet(share.process_group, share.timeout)
-    return meeting if meeting.size > 1 else None
+    return meeting if meeting.size > 1 or calls_alone() else None
 
 
 class Sharing:

@@ -1,5 +1,6 @@
 """Sharing by collective calls of torch's process groups: for parameters on a GPU, and on the CPU
-where TRADEWIND_SHARE_COLLECTIVE=1 asks for it."""
+where TRADEWIND_SHARE_COLLECTIVE=1 asks for it. With the value "always" a rank that is alone calls
+too: what sharing costs on one GPU."""
 
 from __future__ import annotations
 
@@ -48,6 +49,10 @@ def device_of(named: Iterable[tuple[str, torch.Tensor]]) -> torch.device:
 
 def uses_collectives(device: torch.device) -> bool:
     return device.type != "cpu" or os.environ.get(SWITCH, "") not in ("", "0")
+
+
+def calls_alone() -> bool:
+    return os.environ.get(SWITCH, "") == "always"
 
 
 def resolve(share: Share, device: torch.device) -> Share:
@@ -103,6 +108,7 @@ def device_group(meeting: Meeting, purpose: str, device: torch.device) -> dist.P
         group = host_group(meeting, "gpu")
         backend = _connect_nccl(meeting)
         group._register_backend(device, dist.ProcessGroup.BackendType.NCCL, backend)
+        group._set_group_name(f"{meeting.prefix}/gpu")  # in the messages of NCCL's watchdog
         meeting.gpu_group = group
     return meeting.gpu_group
 
@@ -117,6 +123,7 @@ def _connect_nccl(meeting: Meeting) -> Backend:
 
     options = ProcessGroupNCCL.Options()
     options._timeout = meeting.timeout
+    options.is_high_priority_stream = True  # what other ranks wait for goes first
     store = c10d.PrefixStore(f"{meeting.prefix}/nccl", meeting.store)
     return ProcessGroupNCCL(store, meeting.rank, meeting.size, options)
 
@@ -147,7 +154,7 @@ def make_collective(
     return native.CollectiveGradients(
         list(parameters),
         list(names),
-        device_group(meeting, "gradients", device) if meeting.size > 1 else None,
+        device_group(meeting, "gradients", device) if meeting.size > 1 or calls_alone() else None,
         host_group(meeting, "facts"),
         meeting.store,
         meeting.prefix,
