@@ -51,7 +51,6 @@ add_library(tradewind_torch STATIC
   csrc/torch/parameter_arena.cpp
   csrc/torch/parameter_checks.cpp
   csrc/torch/pinned_pool.cpp
-  csrc/torch/presence.cpp
   csrc/torch/round_facts.cpp
   csrc/torch/shared_gradients.cpp
   csrc/torch/shared_gradients_round.cpp

@@ -254,6 +254,7 @@ void register_collective(py::module_& module) {
       .def("mean", &Shared::mean)
       .def("tell", &Shared::tell)
       .def("fail", &Shared::fail_with, unlocked)
+      .def("leave", &Shared::leave, unlocked)
       .def("statistics", &Shared::statistics)
       .def("memory_bytes", &Shared::memory_bytes)
       .def("digest", [](const Shared& self) { return self.layout().digest(); });

@@ -31,10 +31,10 @@
 #include "share/codec.h"
 #include "share/exchange.h"
 #include "share/plan.h"
+#include "share/presence.h"
 #include "torch/bucket_arithmetic.h"
 #include "torch/c10d_comm.h"
 #include "torch/gradient_hooks.h"
-#include "torch/presence.h"
 #include "torch/round_facts.h"
 #include "torch/shared_gradients.h"
 #include "torch/wire.h"
@@ -104,6 +104,8 @@ class CollectiveGradients {
   [[nodiscard]] Statistics statistics();
   void tell(std::string activity) { presence_->tell(std::move(activity)); }
   void fail_with(const std::string& reason) noexcept;
+  // The last word of a rank that has nothing left to share; the others may read it.
+  void leave(const std::string& text) noexcept { presence_->leave(text); }
 
   // --- without a wait for the device ---
   // 1 where a gradient of any rank was not finite in the last round that was finished, else 0:

@@ -21,6 +21,13 @@ from tradewind.share.rendezvous import Meeting
 
 SWITCH = "TRADEWIND_SHARE_COLLECTIVE"
 
+# What collective calls do not do, and what to use instead.
+_REFUSED = (
+    ("strategy", "sharded", "strategy='allreduce', and state_dtype='8bit' where memory is short"),
+    ("codec", "powersgd", "codec='int8' or 'bf16'"),
+    ("overlap", "next-forward", "overlap='backward' or 'auto'"),
+)
+
 # Both have the methods that a round takes.
 SharedGradients: TypeAlias = native.SharedGradients | native.CollectiveGradients
 
@@ -62,22 +69,13 @@ def resolve(share: Share, device: torch.device) -> Share:
     """
     if not uses_collectives(device):
         return share
-    where = "CUDA" if device.type == "cuda" else f"{SWITCH}=1"
-    if share.strategy == "sharded":
-        raise NotImplementedError(
-            f"strategy='sharded' with {where}: shards are updated on the CPU alone so far; use "
-            "strategy='allreduce', with state_dtype='8bit' in the optimizer where memory is short"
-        )
-    if share.codec == "powersgd":
-        raise NotImplementedError(
-            f"codec='powersgd' with {where}: thin matrices are made on the CPU alone so far; use "
-            "codec='int8' or 'bf16'"
-        )
-    if share.overlap == "next-forward":
-        raise NotImplementedError(
-            f"overlap='next-forward' with {where}: updates wait for their sums on the CPU alone so "
-            "far; use overlap='backward' or 'auto'"
-        )
+    for option, refused, instead in _REFUSED:
+        if getattr(share, option) == refused:
+            where = "CUDA" if device.type == "cuda" else f"{SWITCH}={os.environ[SWITCH]}"
+            raise NotImplementedError(
+                f"{option}={refused!r} with {where}: built for the CPU's direct exchange alone so "
+                f"far; use {instead}"
+            )
     # NCCL sums within hosts first by itself.
     strategy = "allreduce" if share.strategy == "hierarchical" else share.strategy
     return replace(share, strategy=strategy, overlap="backward")
@@ -108,7 +106,8 @@ def device_group(meeting: Meeting, purpose: str, device: torch.device) -> dist.P
         group = host_group(meeting, "gpu")
         backend = _connect_nccl(meeting)
         group._register_backend(device, dist.ProcessGroup.BackendType.NCCL, backend)
-        group._set_group_name(f"{meeting.prefix}/gpu")  # in the messages of NCCL's watchdog
+        # In the messages of NCCL's watchdog.
+        group._set_group_name(c10d.GroupName(f"{meeting.prefix}/gpu"))
         meeting.gpu_group = group
     return meeting.gpu_group
 

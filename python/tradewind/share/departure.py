@@ -11,6 +11,7 @@ import time
 from collections.abc import MutableMapping
 from weakref import WeakKeyDictionary
 
+from tradewind._core import native
 from tradewind.share.collective import SharedGradients
 from tradewind.share.rendezvous import Meeting
 
@@ -35,7 +36,9 @@ def reason(rank: int, error: BaseException, where: str = "") -> str:
 def _leave() -> None:
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     for shared, meeting in list(_living.items()):
-        if error is None:
+        if error is None and isinstance(shared, native.CollectiveGradients):
+            shared.leave("its process ended")
+        elif error is None:
             shared.tell("its process ended")
         else:
             shared.fail(reason(meeting.rank, error))

@@ -1,13 +1,11 @@
-#include "torch/presence.h"
+#include "share/presence.h"
 
-#include <chrono>
 #include <sstream>
 #include <utility>
 
 namespace tradewind {
 namespace {
 
-constexpr std::chrono::seconds kPostEvery{1};
 // Of ranks that are named in one error.
 constexpr int kMostNamed = 16;
 // Must match Meeting.wait_until_others_know() of python/tradewind/share/rendezvous.py.
@@ -15,8 +13,9 @@ constexpr const char* kEnded = "ended: ";
 
 }  // namespace
 
-Presence::Presence(std::shared_ptr<Board> board, int rank, int size)
-    : board_(std::move(board)), rank_(rank), size_(size) {
+Presence::Presence(std::shared_ptr<Board> board, int rank, int size,
+                   std::chrono::milliseconds post_every)
+    : board_(std::move(board)), rank_(rank), size_(size), post_every_(post_every) {
   if (size_ > 1) thread_ = std::thread([this] { post(); });
 }
 
@@ -30,29 +29,37 @@ Presence::~Presence() {
 }
 
 void Presence::tell(std::string activity) {
-  const std::scoped_lock lock(mutex_);
-  activity_ = std::move(activity);
-  is_new_ = true;
+  {
+    const std::scoped_lock lock(mutex_);
+    activity_ = std::move(activity);
+    is_new_ = true;
+  }
+  changed_.notify_all();
 }
 
-void Presence::end(const std::string& reason) noexcept {
+void Presence::end(const std::string& reason) noexcept { post_last(kEnded + reason); }
+void Presence::leave(const std::string& text) noexcept { post_last(text); }
+
+void Presence::post_last(const std::string& text) noexcept {
   {
     const std::scoped_lock lock(mutex_);
     if (has_ended_ || size_ == 1) return;
     has_ended_ = true;
   }
-  board_->post(kEnded + reason);
+  board_->post(text);
 }
 
 void Presence::post() {
   std::unique_lock lock(mutex_);
-  while (!changed_.wait_for(lock, kPostEvery, [&] { return is_closing_; })) {
-    if (!is_new_ || has_ended_) continue;
+  while (true) {
+    changed_.wait(lock, [&] { return is_closing_ || (is_new_ && !has_ended_); });
+    if (is_closing_) return;
     is_new_ = false;
     const std::string activity = activity_;
     lock.unlock();
     board_->post(activity);
     lock.lock();
+    if (changed_.wait_for(lock, post_every_, [&] { return is_closing_; })) return;
   }
 }
 
