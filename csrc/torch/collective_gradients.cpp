@@ -95,6 +95,7 @@ CollectiveGradients::CollectiveGradients(std::vector<at::Tensor> parameters,
 
 CollectiveGradients::~CollectiveGradients() {
   hooks_.reset();
+  presence_->leave("has left");
   if (!device_.is_cpu() && values_) end_quietly();
   // What is still under way ends at once: nobody will ask for it.
   for (const auto& comm : {values_.get(), facts_.get()}) {

@@ -21,6 +21,7 @@ from tradewind._core import native
 
 GRADIENTS = "share.test_gradient_sharing"
 MODELS = "share.test_shared_models"
+ENGINES = engines.__name__
 
 
 @pytest.mark.parametrize(
@@ -171,9 +172,7 @@ def test_an_engine_gives_the_bits_of_one_process(
     share = {"deterministic": True}
     options = {"clip_norm": 0.3, "accumulate": accumulate}
     expected, norms = engines.train_in_one_process(num_ranks, 0.3, accumulate)
-    found = ranks.run(
-        by_collectives, engines.__name__, "train", share, options, num_ranks=num_ranks
-    )
+    found = ranks.run(by_collectives, ENGINES, "train", share, options, num_ranks=num_ranks)
     for digest, given in found:
         assert digest == expected
         # The reference adds squares in another order: float64 rounding.
@@ -187,24 +186,38 @@ def test_an_engine_agrees_with_messages_in_every_precision(
 ) -> None:
     share, options = {"deterministic": True}, {"precision": precision, "accumulate": accumulate}
     expected = ranks.run(engines.train, share, options)
-    found = ranks.run(by_collectives, engines.__name__, "train", share, options)
+    found = ranks.run(by_collectives, ENGINES, "train", share, options)
     assert [digest for digest, _ in found] == [digest for digest, _ in expected]
 
 
-def averages(rank: int) -> str:
-    with collectives():
-        share = tw.Share(strategy="periodic", outer_every=2)
-        engine = tw.Engine(engines.Net(seed=0), tw.AdamW(lr=1e-2), share=share)
-        for step in range(4):
-            tokens, targets = engines.batch_of(rank, step)
-            engine.step(engines.loss_of(engine(tokens), targets))
-        digest = engines.digest_of(engine.model)
-        engine.close()
-        return digest
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("num_samples", [48, 44, 4])
+def test_ranks_that_run_out_of_data_follow_the_others(
+    ranks: Ranks, num_samples: int, accumulate: int
+) -> None:
+    given = ("shuffled", num_samples, {}, accumulate)
+    outcomes = ranks.run(by_collectives, ENGINES, "takes_batches", *given, num_ranks=3)
+    everything = sorted(value for seen, _, _ in outcomes for value in seen)
+    assert everything == sorted(2 * [float(value) for value in range(num_samples)])
+    assert len({steps for _, steps, _ in outcomes}) == 1
+    assert len({digest for _, _, digest in outcomes}) == 1
 
 
-def test_periodic_averages_leave_ranks_alike(ranks: Ranks) -> None:
-    assert len(set(ranks.run(averages))) == 1
+@pytest.mark.parametrize("strategy", ["allreduce", "hierarchical", "periodic"])
+def test_state_goes_on_to_the_bit(ranks: Ranks, strategy: str) -> None:
+    assert all(ranks.run(by_collectives, ENGINES, "resumes", strategy))
+
+
+def test_buffers_are_those_of_rank_0(ranks: Ranks) -> None:
+    first, second = ranks.run(by_collectives, ENGINES, "keeps_buffers_alike")
+    assert first == pytest.approx(second, rel=1e-6)
+
+
+def test_periodic_averages_are_those_of_messages(ranks: Ranks) -> None:
+    expected = ranks.run(engines.trains_periodically, 3, 9)
+    found = ranks.run(by_collectives, ENGINES, "trains_periodically", 3, 9)
+    for given, other in zip(found, expected, strict=True):
+        assert equal(given, other)
 
 
 def vetoes(rank: int, codec: Any) -> list[tuple[int, str]]:
