@@ -36,6 +36,7 @@ add_library(tradewind_torch STATIC
   csrc/torch/c10d_comm.cpp
   csrc/torch/c10d_peers.cpp
   csrc/torch/collective_gradients.cpp
+  csrc/torch/collective_gradients_backward.cpp
   csrc/torch/collective_gradients_round.cpp
   csrc/torch/gradient_arena.cpp
   csrc/torch/gradient_hooks.cpp

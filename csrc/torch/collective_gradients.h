@@ -135,8 +135,16 @@ class CollectiveGradients {
   void make_buckets();
   void make_staging();
   void make_view(std::size_t idx);
+  // An error in a hook reaches Python as what it is.
   template <class Body>
-  void under_autograd(const Body& body);
+  void under_autograd(const Body& body) {
+    try {
+      body();
+    } catch (const Error& error) {
+      if (options_.throw_through_autograd) options_.throw_through_autograd(error);
+      throw;
+    }
+  }
   void check_alive();
   void join(Wire& wire);
   void arrive(std::size_t idx);

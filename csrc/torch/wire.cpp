@@ -53,8 +53,9 @@ void Wire::run_here(const Job& job, void* stream) {
   try {
     job(stream);
   } catch (const std::exception& error) {
-    stop(std::current_exception());
+    // First, so that whoever join() throws at finds everybody told.
     if (on_error_) on_error_(error);
+    stop(std::current_exception());
   }
 }
 

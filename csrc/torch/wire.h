@@ -24,7 +24,8 @@ class Wire {
   // On a device the stream is the current one of the thread that runs it; null on the CPU.
   using Job = std::function<void(void* stream)>;
 
-  // `on_error`: told once, on the thread of the job.
+  // `on_error`: told of what a job threw, on its thread, before join() throws it; it may stop()
+  // with another error.
   Wire(c10::Device device, std::function<void(const std::exception&)> on_error);
   // Waits for the job that runs; others are dropped.
   ~Wire();

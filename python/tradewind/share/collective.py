@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -52,6 +52,28 @@ def device_of(named: Iterable[tuple[str, torch.Tensor]]) -> torch.device:
                 "expected a module on one device for each rank: move it with module.to(device)"
             )
     return first[1] if first is not None else torch.device("cpu")
+
+
+def check_device_ids(device_ids: Any, device: torch.device) -> None:
+    """As DistributedDataParallel: none, or the one device of the module."""
+    if not device_ids:
+        return
+    if device.type == "cpu":
+        raise ValueError(
+            f"device_ids: expected device_ids=None for a module on the CPU, got {device_ids!r}"
+        )
+    if len(device_ids) != 1:
+        raise ValueError(
+            f"device_ids: expected one device for each process, got {device_ids!r}; start a "
+            "process for each GPU (torchrun --nproc-per-node)"
+        )
+    given = device_ids[0]
+    given = torch.device("cuda", given) if isinstance(given, int) else torch.device(given)
+    if given != device:
+        raise ValueError(
+            f"device_ids: expected the module's own device {device}, got {given}; move the module "
+            "with module.to(device) before"
+        )
 
 
 def uses_collectives(device: torch.device) -> bool:

@@ -19,6 +19,7 @@ from torch.nn.parallel import distributed as ddp_module
 from tradewind._core import native
 from tradewind.share.collective import (
     SharedGradients,
+    check_device_ids,
     device_of,
     make_collective,
     resolve,
@@ -131,7 +132,7 @@ class GradientSharing(torch.nn.Module, Joinable):
         for name, parameter in named:
             _check_parameter(name, parameter)
         self._device = device_of(named)
-        _check_device_ids(device_ids, self._device)
+        check_device_ids(device_ids, self._device)
         self._moves_inputs = bool(device_ids)
         resolve(self._share, self._device)
         self.module = module
@@ -522,28 +523,6 @@ def _check_keywords(ddp: dict[str, Any], output_device: Any) -> None:
         raise NotImplementedError(
             f"GradientSharing(output_device={output_device!r}) is not supported: outputs stay "
             "where the module computes them; expected output_device=None, leave it out"
-        )
-
-
-def _check_device_ids(device_ids: Any, device: torch.device) -> None:
-    """As DistributedDataParallel: none, or the one device of the module."""
-    if not device_ids:
-        return
-    if device.type == "cpu":
-        raise ValueError(
-            f"device_ids: expected device_ids=None for a module on the CPU, got {device_ids!r}"
-        )
-    if len(device_ids) != 1:
-        raise ValueError(
-            f"device_ids: expected one device for each process, got {device_ids!r}; start a "
-            "process for each GPU (torchrun --nproc-per-node)"
-        )
-    given = device_ids[0]
-    given = torch.device("cuda", given) if isinstance(given, int) else torch.device(given)
-    if given != device:
-        raise ValueError(
-            f"device_ids: expected the module's own device {device}, got {given}; move the module "
-            "with module.to(device) before"
         )
 
 

@@ -22,6 +22,9 @@ _DEFAULT_BUCKET_MB = {"cpu": 4.0, "cuda": 25.0}
 class Share:
     """How an Engine shares gradients between ranks.
 
+    On GPUs "sharded", "powersgd" and "next-forward" are refused by name, and "hierarchical" is
+    "allreduce", as NCCL adds within a host first by itself.
+
     Args:
         codec: how gradients travel: "none" (as they are), "bf16", "fp16" (with a power of two per
             block of 512 that keeps finite values finite), "int8" (a scale per block of 512) or
@@ -42,7 +45,8 @@ class Share:
             needs its parameters. "auto": the Engine measures both in its first steps and takes the
             faster one.
         deterministic: sums in rank order over a fixed layout, so that results do not depend on
-            timing. The direct exchange always adds in this order. "hierarchical", whose results do
+            timing. On the CPU sums are always taken in this order, on GPUs NCCL has its own without
+            it. "hierarchical", whose results do
             not depend on timing either, adds the ranks of each host and then the hosts' sums, which
             rounds differently: together they are refused.
         process_group: whose ranks share; None: all.
