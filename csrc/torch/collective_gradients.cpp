@@ -204,6 +204,22 @@ void CollectiveGradients::make_buckets() {
   found_in_ = at::zeros({num_positions + 1}, on_device.dtype(at::kLong));
 }
 
+void CollectiveGradients::find_gaps(std::size_t bucket_idx) {
+  Bucket& bucket = buckets_[bucket_idx];
+  const std::int64_t element = element_bytes(bucket.run.dtype);
+  const auto dtype = torch_dtype(bucket.run.dtype);
+  std::byte* end = bucket.data;
+  const auto note_gap = [&](std::byte* until) {
+    if (until > end) bucket.gaps.push_back(row_over(end, (until - end) / element, dtype, device_));
+  };
+  for (auto slot = bucket.slots.rbegin(); slot != bucket.slots.rend(); ++slot) {  // by offset
+    auto* begin = static_cast<std::byte*>(slot->mutable_data_ptr());
+    note_gap(begin);
+    end = begin + slot->nbytes();
+  }
+  note_gap(bucket.data + bucket.run.num_elements * element);
+}
+
 // Memory for what travels in parts, where anything does.
 void CollectiveGradients::make_staging() {
   const bool is_lossy = options_.codec != Codec::kNone;
@@ -217,6 +233,7 @@ void CollectiveGradients::make_staging() {
     bucket.part_bytes = wire_bytes(bucket.run.codec, bucket.run.dtype, bucket.part_elements);
     largest_part = std::max(largest_part, bucket.part_bytes);
     largest_mean = std::max(largest_mean, bucket.part_elements * element_bytes(bucket.run.dtype));
+    if (is_lossy) find_gaps(static_cast<std::size_t>(&bucket - buckets_.data()));
     if (!is_lossy || !options_.error_feedback) continue;
     const auto floats = at::TensorOptions().dtype(at::kFloat).device(device_);
     bucket.error = at::zeros({bucket.run.num_elements}, floats);

@@ -125,6 +125,7 @@ class CollectiveGradients {
     std::int64_t part_elements = 0;    // of one rank; the last ranks' may be cut short
     std::int64_t part_bytes = 0;       // on the wire
     at::Tensor error, mean_error;      // undefined without a lossy codec
+    std::vector<at::Tensor> gaps;      // what aligns slots, where a codec reads it
     std::vector<at::Tensor> slots;     // one-dimensional
     at::Tensor sizes;                  // of slots, see BucketArithmetic::note_sizes
     std::vector<c10::Stream> streams;  // on which slots were filled
@@ -134,6 +135,7 @@ class CollectiveGradients {
   void make_layout();
   void make_buckets();
   void make_staging();
+  void find_gaps(std::size_t bucket_idx);
   void make_view(std::size_t idx);
   // An error in a hook reaches Python as what it is.
   template <class Body>

@@ -1,4 +1,5 @@
 // A backward: gradients into buckets, buckets onto the wire.
+#include <ATen/ops/_foreach_zero.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/engine.h>
@@ -194,6 +195,8 @@ void CollectiveGradients::reduce_in_parts(Bucket& bucket, double divisor, void* 
 
   const std::int64_t num_bytes = all.num_elements * element_bytes(all.dtype);
   if (is_lossy) {
+    // A block that was not finite has been decoded into them too, and would be so for ever.
+    if (!bucket.gaps.empty()) at::_foreach_zero_(bucket.gaps);
     arithmetic_->encode(all, bucket.data, error_of(bucket.error), sent, stream);
   } else {
     arithmetic_->copy(bucket.data, sent, num_bytes, stream);

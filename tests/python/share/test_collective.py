@@ -231,6 +231,8 @@ def vetoes(rank: int, codec: Any) -> list[tuple[int, str]]:
         assert result.vetoed
         assert equal([p.detach() for p in engine.model.parameters()], before)
         found = [(one.rank, one.parameter_name) for one in result.nonfinite]
+        # One bad step does not spoil the next.
+        assert engine.step(engine(batch(rank)).square().mean()).applied
         engine.close()
         return found
 
