@@ -1,6 +1,6 @@
-"""A GPU's arithmetic between collective calls has the CPU's bits, and so has an Engine on it. Here the
-device is emulated: the CUDA library's kernels, compiled for the host, encode, sum and decode buckets
-and step parameters on the CPU."""
+"""A GPU's arithmetic between collective calls has the CPU's bits, and so has an Engine that steps
+there. The device is emulated: the CUDA library's kernels, compiled for the host, encode, sum and
+decode buckets and step parameters on the CPU."""
 
 from __future__ import annotations
 
