@@ -35,6 +35,7 @@ gpu:
 	$(PYTHON) -m pip install -q --no-index --no-deps --no-build-isolation -e .
 	$(PYTHON) -m pytest tests/python/gpu $(PYTEST_ARGS)
 	$(PYTHON) benchmarks/gpu_step.py $(BENCH_ARGS)
+	$(PYTHON) benchmarks/gpu_share.py $(BENCH_ARGS)
 
 format:
 	$(VENV_PYTHON) -m ruff check --fix .

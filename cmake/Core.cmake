@@ -48,6 +48,7 @@ add_library(tradewind_core STATIC
   csrc/share/nccl_memory.cpp
   csrc/share/neighbours.cpp
   csrc/share/plan.cpp
+  csrc/share/presence.cpp
   csrc/step/cuda/library.cpp
   csrc/step/isa.cpp
   csrc/step/measure.cpp

@@ -32,7 +32,12 @@ file(GLOB TRADEWIND_TORCH_OPENMP ${TRADEWIND_TORCH_ROOT}/lib/libgomp*.so*
 
 add_library(tradewind_torch STATIC
   csrc/torch/backward_update.cpp
+  csrc/torch/bucket_arithmetic.cpp
+  csrc/torch/c10d_comm.cpp
   csrc/torch/c10d_peers.cpp
+  csrc/torch/collective_gradients.cpp
+  csrc/torch/collective_gradients_backward.cpp
+  csrc/torch/collective_gradients_round.cpp
   csrc/torch/gradient_arena.cpp
   csrc/torch/gradient_hooks.cpp
   csrc/torch/device_backward_update.cpp
@@ -54,6 +59,7 @@ add_library(tradewind_torch STATIC
   csrc/torch/shared_gradients_thin.cpp
   csrc/torch/slot_tensor.cpp
   csrc/torch/step_reading.cpp
+  csrc/torch/wire.cpp
   csrc/torch/zeroed_memory.cpp
   $<TARGET_OBJECTS:tradewind_parallel>)
 target_link_libraries(tradewind_torch PUBLIC tradewind_core tradewind_libtorch)
@@ -63,6 +69,7 @@ target_compile_options(tradewind_torch PRIVATE -Wno-conversion)
 Python_add_library(_native MODULE WITH_SOABI
   csrc/bindings/module.cpp
   csrc/bindings/arena.cpp
+  csrc/bindings/collective.cpp
   csrc/bindings/cuda.cpp
   csrc/bindings/exceptions.cpp
   csrc/bindings/optimizer.cpp

@@ -90,6 +90,12 @@ void register_table(py::module_& module) {
       .def("add_group", &Table::add_group, py::arg("rule_name"), py::arg("parameters"),
            py::arg("names"), py::arg("numbers"))
       .def("collect", &Table::collect)
+      .def(
+          "take_gradients",
+          [](Table& self, const std::vector<Tensor>& given) {
+            self.parameters().take_gradients(tensors_of(given));
+          },
+          py::arg("gradients"))
       .def("hook_sums", &Table::hook_sums)
       .def("hook_updates", &Table::hook_updates)
       .def(

@@ -9,4 +9,5 @@ PYBIND11_MODULE(_native, module) {
   tradewind::bindings::register_optimizer(module);
   tradewind::bindings::register_cuda(module);
   tradewind::bindings::register_share(module);
+  tradewind::bindings::register_collective(module);
 }

@@ -18,6 +18,7 @@ void register_step(pybind11::module_& module);
 void register_cuda(pybind11::module_& module);
 void register_optimizer(pybind11::module_& module);
 void register_share(pybind11::module_& module);
+void register_collective(pybind11::module_& module);
 
 // Native handles own memory that a copy could not share: pickle and deepcopy say so by name.
 template <class Class>

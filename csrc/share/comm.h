@@ -58,7 +58,8 @@ class Comm {
   // Reductions take floating dtypes, and sum and max also the integers that the back-end adds;
   // kMax takes no complex dtype, kMean only floating and complex ones.
   // Throws Error(kBadValue) or Error(kBadType) before anything is queued, Error(kBadState) when the
-  // back-end refuses; each names the operation, its bytes and what to do.
+  // back-end refuses, Error(kPeerLost) from one that knows that a rank is gone or late; each names
+  // the operation, its bytes and what to do.
 
   // In place where output == input.
   void all_reduce(const void* input, void* output, std::int64_t num_elements, DType dtype,
@@ -91,7 +92,8 @@ class Comm {
   virtual MemoryToken register_memory(void* data, std::int64_t num_bytes) = 0;
   virtual void deregister_memory(MemoryToken token) = 0;
 
-  // Throws Error(kBadState) where the group has failed or was aborted. Never waits.
+  // Throws Error(kBadState) or Error(kPeerLost) where the group has failed or was aborted. Never
+  // waits.
   virtual void check() = 0;
   // Gives up what is queued, here alone; nothing but the destructor may follow. Returns in time or
   // throws Error(kBadState).

@@ -385,7 +385,19 @@ void SharedGradients::fill_missing(std::size_t idx) {
 
 void SharedGradients::count_in(std::size_t idx) {
   if (thin_[idx]) project(idx);
+  if (options_.exchange.codec != Codec::kNone) zero_gap_behind(slot_of_[idx]);
   count_slot(slot_of_[idx]);
+}
+
+// What a lossy codec decoded of a block that was not finite lies between slots too, where no
+// gradient overwrites it, and would spoil the block for ever.
+void SharedGradients::zero_gap_behind(std::int64_t slot_idx) {
+  const Slot& slot = layout_.slots()[static_cast<std::size_t>(slot_idx)];
+  const std::int64_t end = slot.offset_bytes + slot.size_bytes();
+  constexpr std::int64_t kAlignment = LayoutOptions{}.slot_alignment_bytes;
+  const std::int64_t gap = (kAlignment - end % kAlignment) % kAlignment;
+  std::memset(arena_data_[static_cast<std::size_t>(slot.arena_idx)] + end, 0,
+              static_cast<std::size_t>(gap));
 }
 
 void SharedGradients::count_slot(std::int64_t slot_idx) {

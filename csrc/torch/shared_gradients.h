@@ -177,6 +177,7 @@ class SharedGradients {
   void zero(std::size_t idx);
   void fill_missing(std::size_t idx);
   void count_in(std::size_t idx);
+  void zero_gap_behind(std::int64_t slot_idx);
   void count_slot(std::int64_t slot_idx);
   void assign(std::size_t idx);
   [[nodiscard]] double mean_factor() const;

@@ -1,5 +1,6 @@
 #include "torch/slot_tensor.h"
 
+#include <ATen/ops/from_blob.h>
 #include <c10/core/Storage.h>
 #include <c10/core/TensorImpl.h>
 
@@ -72,6 +73,15 @@ at::Tensor tensor_over(const at::Tensor& like, at::ScalarType dtype, void* data,
       c10::Storage(std::move(storage)), c10::DispatchKeySet(key), c10::scalarTypeToTypeMeta(dtype));
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides());
   return tensor;
+}
+
+at::Tensor row_over(void* data, std::int64_t num_elements, at::ScalarType dtype,
+                    c10::Device device) {
+  // The device is told, so that none is asked about the pointer.
+  return at::for_blob(data, {num_elements})
+      .options(at::TensorOptions().dtype(dtype).device(device))
+      .target_device(device)
+      .make_tensor();
 }
 
 std::string dtype_text(at::ScalarType scalar_type) {

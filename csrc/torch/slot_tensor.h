@@ -26,6 +26,10 @@ bool same_layout(const at::Tensor& a, const at::Tensor& b);
 at::Tensor tensor_over(const at::Tensor& like, void* data, std::shared_ptr<const void> keeper);
 at::Tensor tensor_over(const at::Tensor& like, at::ScalarType dtype, void* data,
                        std::shared_ptr<const void> keeper);
+// Some elements in a row. SAFETY: the tensor does not keep `data`, which holds them on the device
+// for as long as the tensor, and what is queued on it, lives.
+at::Tensor row_over(void* data, std::int64_t num_elements, at::ScalarType dtype,
+                    c10::Device device);
 
 // Names for messages: "float32", "[3, 4]".
 std::string dtype_text(at::ScalarType scalar_type);

@@ -469,8 +469,8 @@ class Engine:
         self.optimizer.step()
         outcome = self.optimizer.outcome
         assert outcome is not None
-        if self._sharing is not None and not outcome.applied:
-            outcome.nonfinite = tuple(self._sharing.shared.nonfinite())
+        if self._sharing is not None:
+            self._sharing.name_nonfinite(outcome)
         return outcome
 
     def _take_numbers(self, *, wait: bool = False) -> None:

@@ -67,6 +67,9 @@ class PeriodicSharing(Sharing):
     def update(self, orders: Orders, on_end: Any) -> Outcome | None:
         return None
 
+    def name_nonfinite(self, outcome: Outcome) -> None:
+        """Nothing: between averages a rank's gradients are its own, and the outcome names them."""
+
     def updated(self, *, has_next: bool) -> None:
         """Every `outer_every`-th update of this rank, and its last one, end in an outer step."""
         self._num_local += 1

@@ -11,18 +11,22 @@ import time
 import warnings
 import weakref
 from collections.abc import Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from tradewind._core import native
 from tradewind.engine.late_update import LateUpdate, PendingUpdate
 from tradewind.engine.rank_batches import RankBatches
 from tradewind.engine.readers import ReaderRecord
 from tradewind.engine.sharded import ShardedOptimizer, ShardedUpdate, check_shardable
+from tradewind.optim.cuda import DeviceTables
+from tradewind.optim.device_outcome import DeviceOutcome
 from tradewind.optim.fused import FusedOptimizer, Orders, Outcome
 from tradewind.place import place
+from tradewind.share.collective import calls_alone, device_of, resolve
 from tradewind.share.departure import reason
 from tradewind.share.gradient_sharing import (
     describe,
@@ -59,7 +63,7 @@ def join_ranks(share: Share | None) -> Meeting | None:
     if here.world_size > 1 and not dist.is_initialized():
         dist.init_process_group("gloo")
     meeting = meet(share.process_group, share.timeout)
-    return meeting if meeting.size > 1 else None
+    return meeting if meeting.size > 1 or calls_alone() else None
 
 
 class Sharing:
@@ -76,18 +80,13 @@ class Sharing:
     ) -> None:
         if share.strategy == "sharded":
             check_shardable(optimizer)
-        for name, parameter in named:
-            if parameter.device.type != "cpu":
-                raise NotImplementedError(
-                    f"parameter {name!r}: is on {parameter.device}; sharing gradients is built "
-                    "for the CPU so far"
-                )
+        device = device_of(named)
         self._meeting = meeting
-        self._share = share
+        self._share = resolve(share, device)
         self._model = model
         facts = describe(named, share, model.named_buffers())
         meeting.check_agreement({**facts, "engine": config})
-        broadcast = ValueBroadcast(meeting)
+        broadcast = ValueBroadcast(meeting, device)
         states = [value.detach() for value in (*(p for _, p in named), *model.buffers())]
         broadcast("parameters and buffers", states)
         self._late: PendingUpdate | None = None
@@ -117,11 +116,22 @@ class Sharing:
             buffers=[buffer.detach() for buffer in self._model.buffers()],
         )
         if self._share.strategy == "sharded":
-            self.sharded = ShardedOptimizer(optimizer, parameters, self.shared, self._meeting)
+            self.sharded = ShardedOptimizer(optimizer, parameters, self._messages, self._meeting)
         optimizer.hook_gradients("shared")
         self._table: Any = None
         overlap = "backward" if self._share.codec == "powersgd" else self._share.overlap
         self._schedule = _Schedule(self, overlap)
+
+    @property
+    def _messages(self) -> native.SharedGradients:
+        """What shares, where that is by messages between ranks: on the CPU."""
+        assert isinstance(self.shared, native.SharedGradients)
+        return self.shared
+
+    @property
+    def _collectives(self) -> native.CollectiveGradients:
+        assert isinstance(self.shared, native.CollectiveGradients)
+        return self.shared
 
     @property
     def rank(self) -> int:
@@ -213,7 +223,7 @@ class Sharing:
             return self._update_shards(self.sharded, orders, on_end)
         if self._schedule.is_late():
             late = LateUpdate(
-                self.shared,
+                self._messages,
                 self._optimizer.defer(orders),
                 self._table_indices,
                 self._give_measures,
@@ -223,15 +233,28 @@ class Sharing:
             late.need(self._schedule.buckets_of_nobody)
             return late.outcome
         self.shared.settle()
+        # A codec may have made numbers of what was not finite; every rank decides by what was there
+        # before.
+        if isinstance(table, DeviceTables):
+            orders.found_inf = self._collectives.found_inf()
+            return None
         self._give_measures()
         if self.shared.nonfinite():
-            # A codec may have made numbers of it; every rank decides by what was there before.
             orders.found_inf = torch.ones(())
         return None
 
+    def name_nonfinite(self, outcome: Outcome) -> None:
+        """Say in `outcome` whose gradients were not finite, where that vetoed the update."""
+        if isinstance(outcome, DeviceOutcome):
+            # Read a step later, when the device has come so far, if at all.
+            facts = self._collectives.nonfinite_facts()
+            outcome.find_nonfinite = partial(self._collectives.nonfinite_of, facts)
+        elif not outcome.applied:
+            outcome.nonfinite = tuple(self.shared.nonfinite())
+
     def _update_shards(self, sharded: ShardedOptimizer, orders: Orders, on_end: Any) -> Outcome:
         update = ShardedUpdate(
-            self.shared, sharded, self._optimizer, orders, self._give_measures, on_end
+            self._messages, sharded, self._optimizer, orders, self._give_measures, on_end
         )
         self._late = update
         update.decide()  # owners begin
@@ -253,7 +276,9 @@ class Sharing:
         self._table = table
 
     def _give_measures(self) -> None:
-        self.shared.give_measures(self._table, self._table_indices)
+        # After collective calls the table measures the means itself.
+        if isinstance(self.shared, native.SharedGradients):
+            self.shared.give_measures(self._table, self._table_indices)
 
     def need(self, buckets: Sequence[int]) -> None:
         if self._late is not None:
@@ -358,7 +383,7 @@ class _Schedule:
         return tuple(module.training for module in self._model.modules())
 
     def _make_gates(self) -> None:
-        shared = self._sharing.shared
+        shared = self._sharing._messages
         shared.set_forward_order(self._record.order)
         readers = self._record.readers
         needs: dict[torch.nn.Module, set[int]] = {}

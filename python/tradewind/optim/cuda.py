@@ -210,6 +210,10 @@ class DeviceTables:
         for table in self._tables.values():
             table.sum_gradients()
 
+    def take_gradients(self, given: Sequence[torch.Tensor | None]) -> None:
+        for device, table in self._tables.items():
+            table.take_gradients([given[index] for index in self._indices[device]])
+
     # --- the update in backward -----------------------------------------------------------------
 
     def missing_state_anywhere(self) -> list[int]:

@@ -36,6 +36,8 @@ class DeviceOutcome(Outcome):
         self._multiplier = gradient_multiplier
         self._numbers: tuple[float, float, bool, int, float] | None = None
         self._name = ""
+        # Where ranks share gradients: whose were not finite before they were summed.
+        self.find_nonfinite: Callable[[], Sequence[native.NonFiniteGradient]] | None = None
 
     def is_ready(self) -> bool:
         """Whether reading the numbers would not wait."""
@@ -75,6 +77,12 @@ class DeviceOutcome(Outcome):
     @property
     def num_nonfinite(self) -> int:  # type: ignore[override]
         return self._read()[3]
+
+    @property
+    def nonfinite(self) -> tuple[native.NonFiniteGradient, ...]:  # type: ignore[override]
+        if self.find_nonfinite is None or self.applied:
+            return ()
+        return tuple(self.find_nonfinite())
 
     @property
     def gradient_multiplier(self) -> float:  # type: ignore[override]

@@ -12,15 +12,16 @@ from collections.abc import MutableMapping
 from weakref import WeakKeyDictionary
 
 from tradewind._core import native
+from tradewind.share.collective import SharedGradients
 from tradewind.share.rendezvous import Meeting
 
 # How long a process that ends by an error stays for the others to read why: it may hold the store.
 _LINGER_S = 1.0
 
-_living: MutableMapping[native.SharedGradients, Meeting] = WeakKeyDictionary()
+_living: MutableMapping[SharedGradients, Meeting] = WeakKeyDictionary()
 
 
-def watch_over(shared: native.SharedGradients, meeting: Meeting) -> None:
+def watch_over(shared: SharedGradients, meeting: Meeting) -> None:
     """Leave for `shared` too when this process ends."""
     _living[shared] = meeting
 
@@ -35,7 +36,9 @@ def reason(rank: int, error: BaseException, where: str = "") -> str:
 def _leave() -> None:
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     for shared, meeting in list(_living.items()):
-        if error is None:
+        if error is None and isinstance(shared, native.CollectiveGradients):
+            shared.leave("its process ended")
+        elif error is None:
             shared.tell("its process ended")
         else:
             shared.fail(reason(meeting.rank, error))

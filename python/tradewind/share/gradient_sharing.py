@@ -13,9 +13,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
+from torch.distributed.utils import _to_kwargs
 from torch.nn.parallel import distributed as ddp_module
 
 from tradewind._core import native
+from tradewind.share.collective import (
+    SharedGradients,
+    check_device_ids,
+    device_of,
+    make_collective,
+    resolve,
+    uses_collectives,
+)
 from tradewind.share.departure import reason, watch_over
 from tradewind.share.hosts import meet_on_hosts
 from tradewind.share.options import Codec, Overlap, Share, Strategy
@@ -53,7 +62,7 @@ class GradientSharing(torch.nn.Module, Joinable):
     ranks, which it meets at its first forward that trains.
 
     Args:
-        module: on the CPU; its parameters require gradients when this is made, or never.
+        module: on the CPU or one GPU; its parameters require gradients when this is made, or never.
         process_group: whose ranks share; None: all.
         codec, strategy, overlap, deterministic: see `tw.Share`. "sharded" and "periodic" need an
             Engine. Without an Engine the update cannot wait for the next forward: every overlap is
@@ -63,6 +72,7 @@ class GradientSharing(torch.nn.Module, Joinable):
         broadcast_buffers: buffers are rank 0's, from the start and before each forward that trains.
         forward_sync_buffers: the same, but that False leaves them rank 0's at the start.
         ddp: DistributedDataParallel's other keywords. `bucket_cap_mb` is taken;
+            `device_ids` may name the module's GPU, to which inputs then move;
             `find_unused_parameters`, `gradient_as_bucket_view`, `static_graph`, `check_reduction`
             and `dim` change nothing; the others are refused by name.
 
@@ -98,7 +108,7 @@ class GradientSharing(torch.nn.Module, Joinable):
     ) -> None:
         super().__init__()
         Joinable.__init__(self)
-        _check_keywords(ddp, device_ids, output_device)
+        _check_keywords(ddp, output_device)
         if not isinstance(module, torch.nn.Module):
             raise TypeError(f"module: expected a torch.nn.Module, got {type(module).__name__}")
         self._share = Share(
@@ -107,7 +117,7 @@ class GradientSharing(torch.nn.Module, Joinable):
             overlap=overlap,
             deterministic=deterministic,
             process_group=process_group,
-            bucket_mb=Share.bucket_mb if bucket_cap_mb is None else bucket_cap_mb,
+            bucket_mb=bucket_cap_mb,
             timeout=timeout,
             powersgd_rank=powersgd_rank,
         )
@@ -121,6 +131,10 @@ class GradientSharing(torch.nn.Module, Joinable):
             )
         for name, parameter in named:
             _check_parameter(name, parameter)
+        self._device = device_of(named)
+        check_device_ids(device_ids, self._device)
+        self._moves_inputs = bool(device_ids)
+        resolve(self._share, self._device)
         self.module = module
         self._named = named
         self._ignored = ignored
@@ -133,22 +147,23 @@ class GradientSharing(torch.nn.Module, Joinable):
         if init_sync:
             self._broadcast_states(source=0, with_buffers=at_start)
 
-    def _connect(self) -> tuple[Meeting, native.SharedGradients]:
+    def _connect(self) -> tuple[Meeting, SharedGradients]:
         meeting = meet(self._share.process_group, self._share.timeout)
         facts = describe(self._named, self._share, self._buffers_by_name())
         meeting.check_agreement({**facts, "init": self._init_facts})
-        self._broadcast = ValueBroadcast(meeting)
-        return meeting, make_native(meeting, self._named, self._share, settles_itself=True)
+        self._broadcast = ValueBroadcast(meeting, self._device)
+        share = resolve(self._share, self._device)
+        return meeting, make_native(meeting, self._named, share, settles_itself=True)
 
     @property
     def _meeting(self) -> Meeting:
         return self._ensured()[0]
 
     @property
-    def _native(self) -> native.SharedGradients:
+    def _native(self) -> SharedGradients:
         return self._ensured()[1]
 
-    def _ensured(self) -> tuple[Meeting, native.SharedGradients]:
+    def _ensured(self) -> tuple[Meeting, SharedGradients]:
         """A copy meets the other ranks only once it trains: there may be none of them elsewhere."""
         if self._connected is None:
             self._connected = self._connect()
@@ -185,6 +200,9 @@ class GradientSharing(torch.nn.Module, Joinable):
         if self._joins():
             self._tell_joined(syncs=trains and self.require_backward_grad_sync)
         native_half.tell("forward")
+        if self._moves_inputs:
+            moved, moved_kwargs = _to_kwargs(args, kwargs, self._device, False)
+            args, kwargs = moved[0], moved_kwargs[0]
         outputs = self.module(*args, **kwargs)
         if trains:
             self._watch_backward(outputs)
@@ -284,7 +302,7 @@ class GradientSharing(torch.nn.Module, Joinable):
 
     def _common_rank(self, *, candidate: bool) -> int:
         """The largest rank that is a candidate."""
-        found = torch.tensor([self._meeting.rank if candidate else -1])
+        found = torch.tensor([self._meeting.rank if candidate else -1], device=self._device)
         dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self._meeting.group)
         if int(found) < 0:
             raise RuntimeError("join: no rank has data left to take values from")
@@ -296,13 +314,13 @@ class GradientSharing(torch.nn.Module, Joinable):
         return bool(self._join_config.enable) and self._meeting.group is not None
 
     def _tell_joined(self, *, syncs: bool) -> None:
-        plans = torch.tensor([int(syncs), int(self._syncs_buffers_next)])
+        plans = torch.tensor([int(syncs), int(self._syncs_buffers_next)], device=self._device)
         dist.all_reduce(plans, group=self._meeting.group)
 
     def _ask_active(self) -> tuple[bool, bool]:
         """Whether the others share gradients in this forward's backward, and buffers in the next
         forward."""
-        plans = torch.zeros(2, dtype=torch.int64)
+        plans = torch.zeros(2, dtype=torch.int64, device=self._device)
         dist.all_reduce(plans, group=self._meeting.group)
         syncs, syncs_buffers_next = plans.tolist()
         return syncs > 0, syncs_buffers_next > 0
@@ -326,7 +344,7 @@ class GradientSharing(torch.nn.Module, Joinable):
 
     @property
     def join_device(self) -> torch.device:
-        return torch.device("cpu")
+        return self._device
 
     @property
     def join_process_group(self) -> dist.ProcessGroup | None:
@@ -404,18 +422,18 @@ class _ShadowRounds(JoinHook):
         sharing._broadcast_states(source, with_buffers=sharing.broadcast_buffers)
 
 
-def statistics_of(shared: native.SharedGradients) -> dict[str, float]:
+def statistics_of(shared: SharedGradients) -> dict[str, float]:
     found = shared.statistics()
     names = ("num_rounds", "sent_bytes", "between_hosts_bytes", "waited_s", "busy_s")
     return {name: getattr(found, name) for name in names}
 
 
-def feedback_of(shared: native.SharedGradients, meeting: Meeting) -> dict[str, Any]:
+def feedback_of(shared: SharedGradients, meeting: Meeting) -> dict[str, Any]:
     """Of this rank, between rounds."""
     return {"rank": meeting.rank, "world_size": meeting.size, "values": shared.feedback()}
 
 
-def load_feedback(shared: native.SharedGradients, meeting: Meeting, state: dict[str, Any]) -> None:
+def load_feedback(shared: SharedGradients, meeting: Meeting, state: dict[str, Any]) -> None:
     here = {"rank": meeting.rank, "world_size": meeting.size}
     given = {name: state.get(name) for name in here}
     try:
@@ -432,9 +450,12 @@ def describe(
     buffers: Iterable[tuple[str, torch.Tensor]],
 ) -> dict[str, Any]:
     """What all ranks must have alike."""
+    named = list(named)
+    device = device_of(named)
     return {
         "parameters": [[*_describe_tensor(name, p), p.requires_grad] for name, p in named],
         "buffers": [_describe_tensor(name, buffer) for name, buffer in buffers],
+        "carried": [device.type, "collectives" if uses_collectives(device) else "messages"],
         "options": share.described(),
     }
 
@@ -453,15 +474,28 @@ def make_native(
     measures: bool = False,
     shards_update: bool = False,
     buffers: Sequence[torch.Tensor] = (),
-) -> native.SharedGradients:
+) -> SharedGradients:
+    named = list(named)
+    _check_codec(share.codec, named)  # before anyone connects: who leaves then is lost to the rest
+    if uses_collectives(device_of(named)):
+        collective = make_collective(
+            meeting,
+            named,
+            share,
+            settles_itself=settles_itself,
+            sums_microbatches=sums_microbatches,
+            buffers=buffers,
+        )
+        watch_over(collective, meeting)
+        return collective
     options = native.ShareOptions()
     if share.codec == "powersgd":
         options.low_rank = share.powersgd_rank
     else:
         options.codec = share.codec
-    options.bucket_bytes = share.bucket_bytes
-    options.end_bucket_bytes = max(1, share.bucket_bytes // 4)
-    options.piece_bytes = max(1, min(options.piece_bytes, share.bucket_bytes))
+    options.bucket_bytes = share.bucket_bytes("cpu")
+    options.end_bucket_bytes = max(1, options.bucket_bytes // 4)
+    options.piece_bytes = max(1, min(options.piece_bytes, options.bucket_bytes))
     options.patience_s = share.patience.total_seconds()
     options.deadline_s = share.timeout.total_seconds()
     options.settles_itself = settles_itself
@@ -480,7 +514,19 @@ def make_native(
     return shared
 
 
-def _check_keywords(ddp: dict[str, Any], device_ids: Any, output_device: Any) -> None:
+def _check_codec(codec: Codec, named: Sequence[tuple[str, torch.Tensor]]) -> None:
+    for name, parameter in named:
+        if codec == "none" or not parameter.requires_grad:
+            continue
+        if parameter.dtype in (torch.float64, torch.complex128):
+            dtype = str(parameter.dtype).removeprefix("torch.")
+            raise TypeError(
+                f"codec '{codec}': expected gradients of float32, bfloat16 or float16, got {dtype} "
+                f"of parameter '{name}'; use codec='none'"
+            )
+
+
+def _check_keywords(ddp: dict[str, Any], output_device: Any) -> None:
     for name, value in ddp.items():
         if name not in _REFUSED:
             raise TypeError(f"GradientSharing got an unknown option {name!r}")
@@ -488,10 +534,10 @@ def _check_keywords(ddp: dict[str, Any], device_ids: Any, output_device: Any) ->
             raise NotImplementedError(
                 f"GradientSharing({name}={value!r}) is not supported; leave it out"
             )
-    if device_ids or output_device is not None:
+    if output_device is not None:
         raise NotImplementedError(
-            "GradientSharing shares gradients on the CPU so far: expected device_ids=None and "
-            f"output_device=None, got {device_ids!r} and {output_device!r}"
+            f"GradientSharing(output_device={output_device!r}) is not supported: outputs stay "
+            "where the module computes them; expected output_device=None, leave it out"
         )
 
 
@@ -514,9 +560,4 @@ def _check_parameter(name: str, parameter: torch.nn.Parameter) -> None:
             f"parameter {name!r}: has an optimizer that steps during backward "
             "(_apply_optimizer_in_backward), before gradients are shared; step after backward, or "
             "use tw.Engine"
-        )
-    if parameter.device.type != "cpu":
-        raise NotImplementedError(
-            f"parameter {name!r}: is on {parameter.device}; GradientSharing shares gradients on "
-            "the CPU so far"
         )

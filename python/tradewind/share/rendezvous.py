@@ -43,6 +43,7 @@ class Meeting:
     timeout: timedelta
     _counts: Counter[str] = field(default_factory=Counter)
     pid: int = field(default_factory=os.getpid)
+    gpu_group: dist.ProcessGroup | None = None  # made when it is first needed
 
     def count(self, what: str) -> int:
         """How often this has been asked before: the same on all ranks that ask in one order."""

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from tradewind._core import native
+from tradewind.share.collective import device_group
 from tradewind.share.rendezvous import Meeting
 
 _CHUNK_BYTES = 250 * 1024 * 1024  # as DistributedDataParallel
@@ -17,15 +18,11 @@ _CHUNK_BYTES = 250 * 1024 * 1024  # as DistributedDataParallel
 class ValueBroadcast:
     """Made on every rank of the meeting at once. One thread: the step's."""
 
-    def __init__(self, meeting: Meeting) -> None:
+    def __init__(self, meeting: Meeting, device: torch.device) -> None:
         self._meeting = meeting
         self._group: dist.ProcessGroup | None = None
         if meeting.size > 1:
-            backend = meeting.connect("values")
-            kind = dist.ProcessGroup.BackendType.GLOO
-            self._group = dist.ProcessGroup(meeting.store, meeting.rank, meeting.size)
-            self._group._set_default_backend(kind)
-            self._group._register_backend(torch.device("cpu"), kind, backend)
+            self._group = device_group(meeting, "values", device)
 
     def __call__(self, what: str, tensors: Sequence[torch.Tensor], source: int = 0) -> None:
         """Every rank's `tensors` are those of `source` afterwards.
@@ -41,7 +38,8 @@ class ValueBroadcast:
                     self._group, list(tensors), _CHUNK_BYTES, source
                 )
         except RuntimeError as error:
-            self._group = None  # closes the connections: who waits for this rank learns at once
+            # Closes the connections: who waits for this rank learns at once.
+            self._group = meeting.gpu_group = None
             whose = "the other ranks to take" if meeting.rank == source else f"rank {source}'s"
             raise native.SharingError(
                 f"rank {meeting.rank}: lost a rank, or waited "

@@ -263,3 +263,22 @@ def test_what_another_rank_owed_is_not_taken(ranks: Ranks) -> None:
         assert len(texts) == 3
         assert all(text.startswith("error feedback starts from zero: ") for text in texts)
         assert "expected" in texts[2] and "float32 values" in texts[2]
+
+
+def recovers(rank: int, codec: Any) -> list[bool]:
+    model = tw.GradientSharing(mlp(), codec=codec)  # parameters that end amid a cache line
+    found = []
+    for round_ in range(3):
+        model.zero_grad()
+        x = batch(rank)
+        if round_ == 1 and rank == 1:
+            x = torch.full_like(x, float("nan"))
+        given = gradients_of(model, x)
+        found.append(all(bool(g.isfinite().all()) for g in given))
+    return found
+
+
+@pytest.mark.parametrize("codec", (*CODECS, "powersgd"))
+def test_what_is_not_finite_spoils_one_step_alone(ranks: Ranks, codec: str) -> None:
+    for found in ranks.run(recovers, codec):
+        assert found == [True, False, True]

@@ -108,7 +108,7 @@ def _stepping_in_backward() -> nn.Module:
         (mlp, {"bucket_cap_mb": 0}, ValueError, "bucket_mb: expected a positive number"),
         (mlp, {"timeout": 3}, TypeError, "timeout: expected a datetime.timedelta, got int"),
         (mlp, {"timeout": timedelta(0)}, ValueError, "timeout: expected a positive number"),
-        (mlp, {"device_ids": [0]}, NotImplementedError, "device_ids=None"),
+        (mlp, {"device_ids": [0]}, ValueError, "device_ids=None"),
         (mlp, {"output_device": 0}, NotImplementedError, "output_device=None"),
         (mlp, {"buckets": 3}, TypeError, "unknown option 'buckets'"),
         (mlp, {"mixed_precision": object()}, NotImplementedError, "mixed_precision"),

@@ -1,0 +1,264 @@
+// c10d's headers pull in all of ATen.
+#undef TORCH_ASSERT_ONLY_METHOD_OPERATORS
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <cstdio>
+#include <map>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <utility>
+
+#include "base/error.h"
+#include "bindings/register.h"
+#include "torch/c10d_comm.h"
+#include "torch/c10d_peers.h"
+#include "torch/collective_gradients.h"
+#include "torch/slot_tensor.h"
+
+namespace tradewind::bindings {
+namespace {
+
+namespace py = pybind11;
+using std::chrono::milliseconds;
+using Shared = CollectiveGradients;
+
+template <class T>
+c10::intrusive_ptr<T> owned(const py::handle& object) {
+  // torch counts references inside the object, whatever holds it in Python.
+  return c10::intrusive_ptr<T>::reclaim_copy(object.cast<T*>());
+}
+
+milliseconds to_milliseconds(double seconds) {
+  return milliseconds(static_cast<std::int64_t>(seconds * 1e3));
+}
+
+struct CollectiveOptions {
+  std::string codec = "none";
+  bool error_feedback = true;
+  bool is_deterministic = false;
+  std::int64_t bucket_bytes = PlanOptions{}.bucket_bytes;
+  std::int64_t end_bucket_bytes = PlanOptions{}.end_bucket_bytes;
+  double patience_s = 30.0;
+  double deadline_s = 300.0;
+  bool sums_microbatches = false;
+  bool settles_itself = false;
+  std::vector<at::Tensor> buffers;
+  std::string cuda_library;
+  bool emulates_device = false;  // a GPU's arithmetic over an emulated library
+};
+
+std::unique_ptr<Shared> make(std::vector<at::Tensor> parameters, std::vector<std::string> names,
+                             const py::object& values, const py::object& facts,
+                             const py::object& store, const std::string& prefix,
+                             const CollectiveOptions& options) {
+  if (parameters.empty()) {
+    fail(ErrorKind::kBadValue, "parameters: expected at least one, got none");
+  }
+  Shared::Options made;
+  made.plan.bucket_bytes = options.bucket_bytes;
+  made.plan.end_bucket_bytes = options.end_bucket_bytes;
+  made.plan.piece_bytes = options.bucket_bytes;  // a bucket travels whole
+  made.codec = codec_named(options.codec);
+  made.error_feedback = options.error_feedback;
+  made.is_deterministic = options.is_deterministic;
+  made.patience = to_milliseconds(options.patience_s);
+  made.deadline = to_milliseconds(options.deadline_s);
+  made.sums_microbatches = options.sums_microbatches;
+  made.settles_itself = options.settles_itself;
+  made.buffers = options.buffers;
+  made.cuda_library = options.cuda_library;
+  made.emulates_device = options.emulates_device;
+  // From threads of the core: no Python there.
+  made.on_late = [](const std::string& line) {
+    std::fprintf(stderr, "tradewind: %s\n", line.c_str());
+  };
+  made.throw_through_autograd = throw_through_autograd;
+  auto facts_group = owned<c10d::ProcessGroup>(facts);
+  auto values_group = values.is_none() ? c10::intrusive_ptr<c10d::ProcessGroup>()
+                                       : owned<c10d::ProcessGroup>(values);
+  auto board = make_c10d_board(owned<c10d::Store>(store), facts_group->getRank(), prefix);
+  const py::gil_scoped_release release;
+  return std::make_unique<Shared>(std::move(parameters), std::move(names), std::move(values_group),
+                                  std::move(facts_group), std::move(board), std::move(made));
+}
+
+using FeedbackByName = std::map<std::string, at::Tensor>;
+
+FeedbackByName feedback_of(const Shared& shared) {
+  FeedbackByName found;
+  for (const auto& [name, values] : shared.feedback()) found.emplace(name, values.cpu().clone());
+  return found;
+}
+
+void load_feedback(Shared& shared, const FeedbackByName& values) {
+  const FeedbackByName wanted = shared.feedback();
+  for (const auto& [name, there] : wanted) {
+    const auto given = values.find(name);
+    const bool fits = given != values.end() && given->second.scalar_type() == at::kFloat &&
+                      given->second.sizes() == there.sizes();
+    if (!fits || values.size() != wanted.size()) {
+      fail(ErrorKind::kBadValue, "feedback '", name, "': expected ", there.numel(),
+           " float32 values, and ", wanted.size(), " names in all, got other ones; it belongs to ",
+           "another model, codec, world size or bucket_mb");
+    }
+  }
+  for (const auto& [name, there] : wanted) at::Tensor(there).copy_(values.at(name));
+}
+
+// --- the Comm itself, over tensors: for tests of it ----------------------------------------------
+
+struct Places {
+  const void* input;
+  void* output;
+  std::int64_t num_elements;
+  DType dtype;
+};
+
+Places places_of(const at::Tensor& input, const at::Tensor& output, std::int64_t num_parts) {
+  const auto dtype = arena_dtype(input.scalar_type());
+  if (!dtype || !input.is_contiguous() || !output.is_contiguous() ||
+      input.scalar_type() != output.scalar_type()) {
+    fail(ErrorKind::kBadType, "comm: expected contiguous tensors of one dtype, got ",
+         dtype_text(input.scalar_type()), " and ", dtype_text(output.scalar_type()));
+  }
+  return {input.const_data_ptr(), output.mutable_data_ptr(), input.numel() / num_parts, *dtype};
+}
+
+Reduction reduction_named(const std::string& name) {
+  if (name == "sum") return Reduction::kSum;
+  if (name == "max") return Reduction::kMax;
+  if (name == "mean") return Reduction::kMean;
+  fail(ErrorKind::kBadValue, "reduction: expected 'sum', 'max' or 'mean', got '", name, "'");
+}
+
+void register_comm(py::module_& module) {
+  const auto unlocked = py::call_guard<py::gil_scoped_release>();
+  py::class_<C10dComm> comm(module, "C10dComm");
+  comm.def(py::init([](const py::object& group, double timeout_s) {
+             C10dCommOptions options;
+             options.timeout = to_milliseconds(timeout_s);
+             return std::make_unique<C10dComm>(owned<c10d::ProcessGroup>(group),
+                                               c10::Device(c10::kCPU), std::move(options));
+           }),
+           py::arg("group"), py::arg("timeout_s"), "On host memory.")
+      .def_property_readonly("rank", &C10dComm::rank)
+      .def_property_readonly("size", &C10dComm::size)
+      .def(
+          "all_reduce",
+          [](C10dComm& self, const at::Tensor& values, const std::string& reduction) {
+            const Places at = places_of(values, values, 1);
+            self.all_reduce(at.input, at.output, at.num_elements, at.dtype,
+                            reduction_named(reduction), nullptr);
+          },
+          unlocked)
+      .def(
+          "reduce_scatter",
+          [](C10dComm& self, const at::Tensor& input, const at::Tensor& output,
+             const std::string& reduction) {
+            const Places at = places_of(input, output, self.size());
+            self.reduce_scatter(at.input, at.output, at.num_elements, at.dtype,
+                                reduction_named(reduction), nullptr);
+          },
+          unlocked)
+      .def(
+          "all_gather",
+          [](C10dComm& self, const at::Tensor& input, const at::Tensor& output) {
+            const Places at = places_of(input, output, 1);
+            self.all_gather(at.input, at.output, at.num_elements, at.dtype, nullptr);
+          },
+          unlocked)
+      .def(
+          "all_to_all",
+          [](C10dComm& self, const at::Tensor& input, const at::Tensor& output) {
+            const Places at = places_of(input, output, self.size());
+            self.all_to_all(at.input, at.output, at.num_elements, at.dtype, nullptr);
+          },
+          unlocked)
+      .def(
+          "broadcast",
+          [](C10dComm& self, const at::Tensor& values, int root) {
+            const Places at = places_of(values, values, 1);
+            self.broadcast(at.output, at.num_elements, at.dtype, root, nullptr);
+          },
+          unlocked)
+      .def(
+          "barrier",
+          [](C10dComm& self, double timeout_s) {
+            self.barrier(nullptr, std::chrono::steady_clock::now() + to_milliseconds(timeout_s));
+          },
+          unlocked)
+      .def("check", &C10dComm::check)
+      .def(
+          "abort",
+          [](C10dComm& self, double timeout_s) {
+            self.abort(std::chrono::steady_clock::now() + to_milliseconds(timeout_s));
+          },
+          unlocked);
+  refuse_copies(comm, "C10dComm");
+}
+
+}  // namespace
+
+void register_collective(py::module_& module) {
+  register_comm(module);
+  py::class_<CollectiveOptions>(module, "CollectiveOptions")
+      .def(py::init<>())
+      .def_readwrite("codec", &CollectiveOptions::codec)
+      .def_readwrite("error_feedback", &CollectiveOptions::error_feedback)
+      .def_readwrite("is_deterministic", &CollectiveOptions::is_deterministic)
+      .def_readwrite("bucket_bytes", &CollectiveOptions::bucket_bytes)
+      .def_readwrite("end_bucket_bytes", &CollectiveOptions::end_bucket_bytes)
+      .def_readwrite("patience_s", &CollectiveOptions::patience_s)
+      .def_readwrite("deadline_s", &CollectiveOptions::deadline_s)
+      .def_readwrite("sums_microbatches", &CollectiveOptions::sums_microbatches)
+      .def_readwrite("settles_itself", &CollectiveOptions::settles_itself)
+      .def_readwrite("buffers", &CollectiveOptions::buffers)
+      .def_readwrite("cuda_library", &CollectiveOptions::cuda_library)
+      .def_readwrite("emulates_device", &CollectiveOptions::emulates_device);
+
+  const auto unlocked = py::call_guard<py::gil_scoped_release>();
+  py::class_<Shared> shared(module, "CollectiveGradients");
+  shared
+      .def(py::init(&make), py::arg("parameters"), py::arg("names"), py::arg("values"),
+           py::arg("facts"), py::arg("store"), py::arg("prefix"), py::arg("options"))
+      .def("install_hooks", &Shared::install_hooks)
+      .def("remove_hooks", &Shared::remove_hooks)
+      .def("open_backward", &Shared::open_backward)
+      .def("is_backward_open", &Shared::is_backward_open)
+      .def("set_syncing", &Shared::set_syncing)
+      .def("is_syncing", &Shared::is_syncing)
+      .def("set_divide_by_all", &Shared::set_divide_by_all)
+      .def("end_microbatch", &Shared::end_microbatch, unlocked)
+      .def("finish_backward", &Shared::finish_backward, py::arg("has_next") = true, unlocked)
+      .def("shadow_round", &Shared::shadow_round, py::arg("has_next") = true, unlocked)
+      .def("is_open", &Shared::is_open)
+      .def("settle", &Shared::settle, unlocked)
+      .def("scale", &Shared::scale)
+      .def("abandon", &Shared::abandon, unlocked)
+      .def("nonfinite", &Shared::nonfinite, unlocked)
+      .def("nonfinite_facts", &Shared::nonfinite_facts, unlocked)
+      .def("nonfinite_of", &Shared::nonfinite_of, unlocked)
+      .def("found_inf", &Shared::found_inf, unlocked)
+      .def("num_contributors_next", &Shared::num_contributors_next, unlocked)
+      .def("bucket_of", &Shared::bucket_of)
+      .def("parameters_of", &Shared::parameters_of)
+      .def("num_buckets", [](const Shared& self) { return self.plan().buckets().size(); })
+      .def("take_buffers", &Shared::take_buffers, unlocked)
+      .def("feedback", &feedback_of,
+           "name -> float32 values: what a lossy codec still owes. Between rounds.")
+      .def("load_feedback", &load_feedback,
+           "As feedback() gave it. Raises ValueError, and changes nothing, where names or sizes "
+           "differ.")
+      .def("use_all", &Shared::use_all)
+      .def("mean", &Shared::mean)
+      .def("tell", &Shared::tell)
+      .def("fail", &Shared::fail_with, unlocked)
+      .def("leave", &Shared::leave, unlocked)
+      .def("statistics", &Shared::statistics)
+      .def("memory_bytes", &Shared::memory_bytes)
+      .def("digest", [](const Shared& self) { return self.layout().digest(); });
+  refuse_copies(shared, "CollectiveGradients");
+}
+
+}  // namespace tradewind::bindings
