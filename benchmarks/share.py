@@ -1,7 +1,7 @@
 """Sharing of gradients between hosts, against DistributedDataParallel and against the wire.
 
     python benchmarks/share.py [--json] [--sections link ...] [--rates 1 2 4] [--only 'ddp*' ...]
-    python benchmarks/share.py --markdown RESULTS.json [--into docs/performance.md]
+    python benchmarks/share.py --markdown RESULTS.json ... [--into docs/performance.md]
     python benchmarks/plot_share.py RESULTS.json OUT.svg
 
 The hosts are network namespaces of this machine, joined by links kept to a rate (share_hosts.py);
@@ -175,6 +175,15 @@ def show(results: dict[str, Any]) -> None:
         print(f"\n{markdown(title, figures)}")
 
 
+def read(paths: list[Path]) -> dict[str, Any]:
+    """One document of several runs on the same machine."""
+    documents = [json.loads(path.read_text()) for path in paths]
+    if any(document["machine"] != documents[0]["machine"] for document in documents):
+        raise SystemExit("expected results of one machine, got several")
+    scenarios = {title: x for document in documents for title, x in document["scenarios"].items()}
+    return {**documents[0], "scenarios": scenarios}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -185,13 +194,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5, help="turns of each contender")
     parser.add_argument("--steps", type=int, default=10, help="steps timed in a turn")
     parser.add_argument("--only", nargs="+", default=["*"], metavar="PATTERN")
-    parser.add_argument("--markdown", type=Path, metavar="RESULTS.json")
+    parser.add_argument("--markdown", nargs="+", type=Path, metavar="RESULTS.json")
     parser.add_argument("--into", type=Path, metavar="PAGE.md")
     options = parser.parse_args()
     # So that hosts are removed by whatever ends the run.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    kept = options.markdown
-    results = json.loads(kept.read_text()) if kept else measure(options)
+    results = read(options.markdown) if options.markdown else measure(options)
     if options.into:
         scenarios = results["scenarios"].items()
         blocks = {f"sharing, {title}": markdown(title, figures) for title, figures in scenarios}
