@@ -40,6 +40,7 @@ add_library(tradewind_torch STATIC
   csrc/torch/collective_gradients_round.cpp
   csrc/torch/gradient_arena.cpp
   csrc/torch/gradient_hooks.cpp
+  csrc/torch/gradient_rounds.cpp
   csrc/torch/device_backward_update.cpp
   csrc/torch/device_image.cpp
   csrc/torch/device_table.cpp
@@ -59,6 +60,7 @@ add_library(tradewind_torch STATIC
   csrc/torch/shared_gradients_thin.cpp
   csrc/torch/slot_tensor.cpp
   csrc/torch/step_reading.cpp
+  csrc/torch/weight_comparison.cpp
   csrc/torch/wire.cpp
   csrc/torch/zeroed_memory.cpp
   $<TARGET_OBJECTS:tradewind_parallel>)

@@ -3,13 +3,12 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <cstdio>
-#include <map>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <utility>
 
 #include "base/error.h"
+#include "bindings/c10d.h"
 #include "bindings/register.h"
 #include "torch/c10d_comm.h"
 #include "torch/c10d_peers.h"
@@ -20,18 +19,7 @@ namespace tradewind::bindings {
 namespace {
 
 namespace py = pybind11;
-using std::chrono::milliseconds;
 using Shared = CollectiveGradients;
-
-template <class T>
-c10::intrusive_ptr<T> owned(const py::handle& object) {
-  // torch counts references inside the object, whatever holds it in Python.
-  return c10::intrusive_ptr<T>::reclaim_copy(object.cast<T*>());
-}
-
-milliseconds to_milliseconds(double seconds) {
-  return milliseconds(static_cast<std::int64_t>(seconds * 1e3));
-}
 
 struct CollectiveOptions {
   std::string codec = "none";
@@ -48,10 +36,10 @@ struct CollectiveOptions {
   bool emulates_device = false;  // a GPU's arithmetic over an emulated library
 };
 
-std::unique_ptr<Shared> make(std::vector<at::Tensor> parameters, std::vector<std::string> names,
-                             const py::object& values, const py::object& facts,
-                             const py::object& store, const std::string& prefix,
-                             const CollectiveOptions& options) {
+std::unique_ptr<Shared> make(const std::vector<at::Tensor>& parameters,
+                             std::vector<std::string> names, const py::object& values,
+                             const py::object& facts, const py::object& store,
+                             const std::string& prefix, const CollectiveOptions& options) {
   if (parameters.empty()) {
     fail(ErrorKind::kBadValue, "parameters: expected at least one, got none");
   }
@@ -69,41 +57,15 @@ std::unique_ptr<Shared> make(std::vector<at::Tensor> parameters, std::vector<std
   made.buffers = options.buffers;
   made.cuda_library = options.cuda_library;
   made.emulates_device = options.emulates_device;
-  // From threads of the core: no Python there.
-  made.on_late = [](const std::string& line) {
-    std::fprintf(stderr, "tradewind: %s\n", line.c_str());
-  };
+  made.on_late = print_late;
   made.throw_through_autograd = throw_through_autograd;
   auto facts_group = owned<c10d::ProcessGroup>(facts);
   auto values_group = values.is_none() ? c10::intrusive_ptr<c10d::ProcessGroup>()
                                        : owned<c10d::ProcessGroup>(values);
   auto board = make_c10d_board(owned<c10d::Store>(store), facts_group->getRank(), prefix);
   const py::gil_scoped_release release;
-  return std::make_unique<Shared>(std::move(parameters), std::move(names), std::move(values_group),
+  return std::make_unique<Shared>(parameters, std::move(names), std::move(values_group),
                                   std::move(facts_group), std::move(board), std::move(made));
-}
-
-using FeedbackByName = std::map<std::string, at::Tensor>;
-
-FeedbackByName feedback_of(const Shared& shared) {
-  FeedbackByName found;
-  for (const auto& [name, values] : shared.feedback()) found.emplace(name, values.cpu().clone());
-  return found;
-}
-
-void load_feedback(Shared& shared, const FeedbackByName& values) {
-  const FeedbackByName wanted = shared.feedback();
-  for (const auto& [name, there] : wanted) {
-    const auto given = values.find(name);
-    const bool fits = given != values.end() && given->second.scalar_type() == at::kFloat &&
-                      given->second.sizes() == there.sizes();
-    if (!fits || values.size() != wanted.size()) {
-      fail(ErrorKind::kBadValue, "feedback '", name, "': expected ", there.numel(),
-           " float32 values, and ", wanted.size(), " names in all, got other ones; it belongs to ",
-           "another model, codec, world size or bucket_mb");
-    }
-  }
-  for (const auto& [name, there] : wanted) at::Tensor(there).copy_(values.at(name));
 }
 
 // --- the Comm itself, over tensors: for tests of it ----------------------------------------------
@@ -218,46 +180,13 @@ void register_collective(py::module_& module) {
       .def_readwrite("emulates_device", &CollectiveOptions::emulates_device);
 
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
-  py::class_<Shared> shared(module, "CollectiveGradients");
+  py::class_<Shared, GradientRounds> shared(module, "CollectiveGradients");
   shared
       .def(py::init(&make), py::arg("parameters"), py::arg("names"), py::arg("values"),
            py::arg("facts"), py::arg("store"), py::arg("prefix"), py::arg("options"))
-      .def("install_hooks", &Shared::install_hooks)
-      .def("remove_hooks", &Shared::remove_hooks)
-      .def("open_backward", &Shared::open_backward)
-      .def("is_backward_open", &Shared::is_backward_open)
-      .def("set_syncing", &Shared::set_syncing)
-      .def("is_syncing", &Shared::is_syncing)
-      .def("set_divide_by_all", &Shared::set_divide_by_all)
-      .def("end_microbatch", &Shared::end_microbatch, unlocked)
-      .def("finish_backward", &Shared::finish_backward, py::arg("has_next") = true, unlocked)
-      .def("shadow_round", &Shared::shadow_round, py::arg("has_next") = true, unlocked)
-      .def("is_open", &Shared::is_open)
-      .def("settle", &Shared::settle, unlocked)
-      .def("scale", &Shared::scale)
-      .def("abandon", &Shared::abandon, unlocked)
-      .def("nonfinite", &Shared::nonfinite, unlocked)
       .def("nonfinite_facts", &Shared::nonfinite_facts, unlocked)
       .def("nonfinite_of", &Shared::nonfinite_of, unlocked)
-      .def("found_inf", &Shared::found_inf, unlocked)
-      .def("num_contributors_next", &Shared::num_contributors_next, unlocked)
-      .def("bucket_of", &Shared::bucket_of)
-      .def("parameters_of", &Shared::parameters_of)
-      .def("num_buckets", [](const Shared& self) { return self.plan().buckets().size(); })
-      .def("take_buffers", &Shared::take_buffers, unlocked)
-      .def("feedback", &feedback_of,
-           "name -> float32 values: what a lossy codec still owes. Between rounds.")
-      .def("load_feedback", &load_feedback,
-           "As feedback() gave it. Raises ValueError, and changes nothing, where names or sizes "
-           "differ.")
-      .def("use_all", &Shared::use_all)
-      .def("mean", &Shared::mean)
-      .def("tell", &Shared::tell)
-      .def("fail", &Shared::fail_with, unlocked)
-      .def("leave", &Shared::leave, unlocked)
-      .def("statistics", &Shared::statistics)
-      .def("memory_bytes", &Shared::memory_bytes)
-      .def("digest", [](const Shared& self) { return self.layout().digest(); });
+      .def("found_inf", &Shared::found_inf, unlocked);
   refuse_copies(shared, "CollectiveGradients");
 }
 

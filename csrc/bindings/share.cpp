@@ -3,14 +3,13 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <algorithm>
-#include <cstdio>
 #include <map>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <utility>
 
 #include "base/error.h"
+#include "bindings/c10d.h"
 #include "bindings/register.h"
 #include "bindings/state_tables.h"
 #include "torch/c10d_peers.h"
@@ -21,13 +20,6 @@ namespace tradewind::bindings {
 namespace {
 
 namespace py = pybind11;
-using std::chrono::milliseconds;
-
-template <class T>
-c10::intrusive_ptr<T> owned(const py::handle& object) {
-  // torch counts references inside the object, whatever holds it in Python.
-  return c10::intrusive_ptr<T>::reclaim_copy(object.cast<T*>());
-}
 
 struct ShareOptions {
   std::string codec = "none";
@@ -48,9 +40,6 @@ struct ShareOptions {
   std::vector<std::string> sockets;  // by rank; empty: ranks of a host do not sum first
 };
 
-// The line about a late rank goes to stderr from a thread of the core: no Python there.
-void print_late(const std::string& line) { std::fprintf(stderr, "tradewind: %s\n", line.c_str()); }
-
 std::unique_ptr<SharedGradients> make(std::vector<at::Tensor> parameters,
                                       std::vector<std::string> names, const py::object& backend,
                                       const py::object& store, const std::string& prefix,
@@ -60,8 +49,8 @@ std::unique_ptr<SharedGradients> make(std::vector<at::Tensor> parameters,
   made.exchange.codec = codec_named(options.codec);
   made.exchange.error_feedback = options.error_feedback;
   made.exchange.window_bytes = options.window_bytes;
-  made.exchange.patience = milliseconds(static_cast<std::int64_t>(options.patience_s * 1e3));
-  made.exchange.deadline = milliseconds(static_cast<std::int64_t>(options.deadline_s * 1e3));
+  made.exchange.patience = to_milliseconds(options.patience_s);
+  made.exchange.deadline = to_milliseconds(options.deadline_s);
   made.sums_microbatches = options.sums_microbatches;
   made.measures = options.measures;
   made.settles_itself = options.settles_itself;
@@ -81,31 +70,65 @@ std::unique_ptr<SharedGradients> make(std::vector<at::Tensor> parameters,
 
 using FeedbackByName = std::map<std::string, at::Tensor>;
 
-FeedbackByName feedback_of(SharedGradients& shared) {
+FeedbackByName feedback_of(GradientRounds& rounds) {
   FeedbackByName found;
-  for (const SharedGradients::Feedback& one : shared.feedback()) {
-    const auto size = static_cast<std::int64_t>(one.values.size());
-    found.emplace(one.name, at::from_blob(one.values.data(), {size}, at::kFloat).clone());
-  }
+  for (const auto& [name, there] : rounds.feedback()) found.emplace(name, there.cpu().clone());
   return found;
 }
 
-void load_feedback(SharedGradients& shared, const FeedbackByName& values) {
-  const auto wanted = shared.feedback();
-  for (const auto& one : wanted) {
-    const auto given = values.find(one.name);
+void load_feedback(GradientRounds& rounds, const FeedbackByName& values) {
+  FeedbackByName wanted = rounds.feedback();
+  for (const auto& [name, there] : wanted) {
+    const auto given = values.find(name);
     const bool fits = given != values.end() && given->second.scalar_type() == at::kFloat &&
-                      given->second.is_contiguous() &&
-                      given->second.numel() == static_cast<std::int64_t>(one.values.size());
+                      given->second.is_contiguous() && given->second.sizes() == there.sizes();
     if (!fits || values.size() != wanted.size()) {
-      fail(ErrorKind::kBadValue, "feedback '", one.name, "': expected ", one.values.size(),
+      fail(ErrorKind::kBadValue, "feedback '", name, "': expected ", there.numel(),
            " float32 values, and ", wanted.size(), " names in all, got other ones; it belongs to ",
            "another model, codec, world size or bucket_mb");
     }
   }
-  for (const auto& one : wanted) {
-    std::copy_n(values.at(one.name).const_data_ptr<float>(), one.values.size(), one.values.data());
-  }
+  for (auto& [name, there] : wanted) there.copy_(values.at(name));
+}
+
+void register_rounds(py::module_& module) {
+  const auto unlocked = py::call_guard<py::gil_scoped_release>();
+  using Rounds = GradientRounds;
+  py::class_<Rounds> rounds(module, "GradientRounds");
+  rounds.def("install_hooks", &Rounds::install_hooks)
+      .def("remove_hooks", &Rounds::remove_hooks)
+      .def("open_backward", &Rounds::open_backward)
+      .def("is_backward_open", &Rounds::is_backward_open)
+      .def("set_syncing", &Rounds::set_syncing)
+      .def("is_syncing", &Rounds::is_syncing)
+      .def("set_divide_by_all", &Rounds::set_divide_by_all)
+      .def("end_microbatch", &Rounds::end_microbatch, unlocked)
+      .def("finish_backward", &Rounds::finish_backward, py::arg("has_next") = true, unlocked)
+      .def("shadow_round", &Rounds::shadow_round, py::arg("has_next") = true, unlocked)
+      .def("is_open", &Rounds::is_open)
+      .def("settle", &Rounds::settle, unlocked)
+      .def("scale", &Rounds::scale)
+      .def("abandon", &Rounds::abandon, unlocked)
+      .def("nonfinite", &Rounds::nonfinite, unlocked)
+      .def("num_contributors_next", &Rounds::num_contributors_next, unlocked)
+      .def("bucket_of", &Rounds::bucket_of)
+      .def("parameters_of", &Rounds::parameters_of)
+      .def("num_buckets", [](const Rounds& self) { return self.plan().buckets().size(); })
+      .def("take_buffers", &Rounds::take_buffers, unlocked)
+      .def("feedback", &feedback_of,
+           "name -> float32 values: what a lossy codec still owes. Between rounds.")
+      .def("load_feedback", &load_feedback,
+           "As feedback() gave it. Raises ValueError, and changes nothing, where names or sizes "
+           "differ.")
+      .def("use_all", &Rounds::use_all)
+      .def("mean", &Rounds::mean)
+      .def("tell", &Rounds::tell)
+      .def("fail", &Rounds::fail_with, unlocked)
+      .def("leave", &Rounds::leave, unlocked)
+      .def("statistics", &Rounds::statistics)
+      .def("memory_bytes", &Rounds::memory_bytes)
+      .def("digest", [](const Rounds& self) { return self.layout().digest(); });
+  refuse_copies(rounds, "GradientRounds");
 }
 
 }  // namespace
@@ -129,11 +152,11 @@ void register_share(py::module_& module) {
       .def_readwrite("buffers", &ShareOptions::buffers)
       .def_readwrite("hosts", &ShareOptions::hosts)
       .def_readwrite("sockets", &ShareOptions::sockets);
-  py::class_<SharedGradients::NonFinite>(module, "NonFiniteGradient")
-      .def_readonly("rank", &SharedGradients::NonFinite::rank)
-      .def_readonly("parameter_name", &SharedGradients::NonFinite::parameter_name)
-      .def_readonly("microbatch", &SharedGradients::NonFinite::microbatch)
-      .def_readonly("num_parameters", &SharedGradients::NonFinite::num_parameters);
+  py::class_<GradientRounds::NonFinite>(module, "NonFiniteGradient")
+      .def_readonly("rank", &GradientRounds::NonFinite::rank)
+      .def_readonly("parameter_name", &GradientRounds::NonFinite::parameter_name)
+      .def_readonly("microbatch", &GradientRounds::NonFinite::microbatch)
+      .def_readonly("num_parameters", &GradientRounds::NonFinite::num_parameters);
   py::class_<Exchange::Statistics>(module, "ExchangeStatistics")
       .def_readonly("num_rounds", &Exchange::Statistics::num_rounds)
       .def_readonly("sent_bytes", &Exchange::Statistics::sent_bytes)
@@ -141,44 +164,18 @@ void register_share(py::module_& module) {
       .def_readonly("waited_s", &Exchange::Statistics::waited_s)
       .def_readonly("busy_s", &Exchange::Statistics::busy_s);
 
+  register_rounds(module);
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
   using Shared = SharedGradients;
-  py::class_<Shared> shared(module, "SharedGradients");
+  py::class_<Shared, GradientRounds> shared(module, "SharedGradients");
   shared
       .def(py::init(&make), py::arg("parameters"), py::arg("names"), py::arg("backend"),
            py::arg("store"), py::arg("prefix"), py::arg("options"))
-      .def("install_hooks", &Shared::install_hooks)
-      .def("remove_hooks", &Shared::remove_hooks)
-      .def("open_backward", &Shared::open_backward)
-      .def("is_backward_open", &Shared::is_backward_open)
-      .def("set_syncing", &Shared::set_syncing)
-      .def("is_syncing", &Shared::is_syncing)
-      .def("set_divide_by_all", &Shared::set_divide_by_all)
-      .def("end_microbatch", &Shared::end_microbatch)
-      .def("finish_backward", &Shared::finish_backward, py::arg("has_next") = true, unlocked)
-      .def("shadow_round", &Shared::shadow_round, py::arg("has_next") = true, unlocked)
-      .def("is_open", &Shared::is_open)
-      .def("settle", &Shared::settle, unlocked)
       .def("settle_bucket", &Shared::settle_bucket, unlocked)
       .def("is_mean_final", &Shared::is_mean_final, unlocked)
       .def("assign_gradients", &Shared::assign_gradients, unlocked)
       .def("set_deferred", &Shared::set_deferred)
-      .def("scale", &Shared::scale)
-      .def("abandon", &Shared::abandon, unlocked)
-      .def("nonfinite", &Shared::nonfinite, unlocked)
-      .def("num_contributors_next", &Shared::num_contributors_next, unlocked)
-      .def("bucket_of", &Shared::bucket_of)
-      .def("parameters_of", &Shared::parameters_of)
-      .def("num_buckets", [](const Shared& self) { return self.plan().buckets().size(); })
       .def("set_forward_order", &Shared::set_forward_order)
-      .def("take_buffers", &Shared::take_buffers, unlocked)
-      .def("feedback", &feedback_of,
-           "name -> float32 values: what a lossy codec still owes. Between rounds.")
-      .def("load_feedback", &load_feedback,
-           "As feedback() gave it. Raises ValueError, and changes nothing, where names or sizes "
-           "differ.")
-      .def("use_all", &Shared::use_all)
-      .def("mean", &Shared::mean)
       .def(
           "fragments",
           [](const Shared& self) {
@@ -210,14 +207,7 @@ void register_share(py::module_& module) {
              const std::vector<std::int64_t>& table_idx_of) {
             self.give_measures(table.hot_measure(), table_idx_of);
           },
-          unlocked)
-      .def("tell", [](Shared& self, std::string text) { self.exchange().tell(std::move(text)); })
-      .def(
-          "fail", [](Shared& self, const std::string& why) { self.exchange().fail_with(why); },
-          unlocked)
-      .def("statistics", [](Shared& self) { return self.exchange().statistics(); })
-      .def("memory_bytes", &Shared::memory_bytes)
-      .def("digest", [](const Shared& self) { return self.layout().digest(); });
+          unlocked);
   refuse_copies(shared, "SharedGradients");
 }
 

@@ -12,8 +12,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "torch/parameter_checks.h"
-#include "torch/shared_gradients_impl.h"
 #include "torch/slot_tensor.h"
 
 namespace tradewind {
@@ -24,55 +22,35 @@ constexpr std::chrono::milliseconds kClosing{200};
 // What a device still has to do for others may take longer.
 constexpr std::chrono::seconds kFlushing{5};
 
-// A complex number travels as its two parts.
-DType dtype_on_wire(const at::Tensor& values, bool sums) {
-  DType dtype = *arena_dtype(values.scalar_type());
-  if (dtype == DType::kComplex64) dtype = DType::kFloat32;
-  if (dtype == DType::kComplex128) dtype = DType::kFloat64;
-  return sums && dtype != DType::kFloat64 ? DType::kFloat32 : dtype;
-}
-
 std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
 }  // namespace
 
-CollectiveGradients::CollectiveGradients(std::vector<at::Tensor> parameters,
+CollectiveGradients::CollectiveGradients(const std::vector<at::Tensor>& parameters,
                                          std::vector<std::string> names,
                                          c10::intrusive_ptr<c10d::ProcessGroup> values,
                                          c10::intrusive_ptr<c10d::ProcessGroup> facts,
                                          std::shared_ptr<Board> board, Options options)
-    : parameters_(std::move(parameters)),
-      names_(std::move(names)),
-      options_(std::move(options)),
-      device_(parameters_.at(0).device()) {
+    : GradientRounds(parameters, std::move(names), parameters.at(0).device(), facts->getRank(),
+                     facts->getSize(), options),
+      options_(std::move(options)) {
   const c10::AutoGradMode no_grad(false);
   const c10::DeviceGuard guard(device_);
   facts_ = std::make_unique<C10dComm>(std::move(facts), c10::Device(c10::kCPU), comm_options());
-  rank_ = facts_->rank();
-  size_ = facts_->size();
   if (values) values_ = std::make_unique<C10dComm>(std::move(values), device_, comm_options());
   presence_ = std::make_unique<Presence>(std::move(board), rank_, size_);
   arithmetic_ = make_bucket_arithmetic(device_, options_.cuda_library, options_.emulates_device);
-  make_layout();
-  plan_ = Plan::make(layout_, size_, options_.plan);
+  make_plan(make_layout(), options_.plan);
   for (const ArenaSpec& arena : layout_.arenas()) {
     arenas_.push_back(allocate_zeroed(arena.size_bytes, device_));
   }
-  views_.resize(parameters_.size());
   for (const std::size_t idx : parameter_of_) make_view(idx);
   make_buckets();
   make_staging();
-  is_used_.resize(parameters_.size());
-  is_taken_.resize(parameters_.size());
-  num_arrived_.resize(parameters_.size());
-  num_expected_.resize(parameters_.size());
-  kept_.resize(parameters_.size());
-  num_missing_.resize(buckets_.size());
   order_.resize(buckets_.size());
   std::iota(order_.begin(), order_.end(), 0);
-  num_contributors_next_ = size_;
   std::map<at::ScalarType, Buffers> by_dtype;
   for (const at::Tensor& buffer : options_.buffers) {
     if (buffer.numel() > 0) by_dtype[buffer.scalar_type()].tensors.push_back(buffer);
@@ -82,18 +60,11 @@ CollectiveGradients::CollectiveGradients(std::vector<at::Tensor> parameters,
   const auto end_all = [this](const std::exception& error) { fail_with(error.what()); };
   values_wire_ = std::make_unique<Wire>(device_, end_all);
   facts_wire_ = std::make_unique<Wire>(c10::Device(c10::kCPU), end_all);
-  std::vector<at::Tensor> hooked = parameters_;
-  for (at::Tensor& parameter : hooked) {
-    if (!parameter.requires_grad()) parameter = at::Tensor();
-  }
-  hooks_ = std::make_unique<GradientHooks>(
-      hooked, [this](std::size_t idx, const at::Tensor&) { under_autograd([&] { arrive(idx); }); },
-      /*takes_complex=*/true);
-  hooks_->install();
+  make_hooks();
 }
 
 CollectiveGradients::~CollectiveGradients() {
-  hooks_.reset();
+  drop_hooks();
   presence_->leave("has left");
   if (!device_.is_cpu() && values_) end_quietly();
   // What is still under way ends at once: nobody will ask for it.
@@ -128,33 +99,16 @@ C10dCommOptions CollectiveGradients::comm_options() {
   return options;
 }
 
-void CollectiveGradients::make_layout() {
-  slot_of_.assign(parameters_.size(), -1);
+Layout CollectiveGradients::make_layout() {
   std::vector<SlotSpec> specs;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const at::Tensor& parameter = parameters_[i];
-    if (!parameter.requires_grad()) continue;
-    check_parameter(parameter, device_, names_[i]);
+    if (!parameters_[i].requires_grad()) continue;
+    check_shareable(i, name_of(options_.codec));
     slot_of_[i] = static_cast<std::int64_t>(specs.size());
     parameter_of_.push_back(i);
-    const DType dtype = dtype_on_wire(parameter, options_.sums_microbatches);
-    if (!takes(options_.codec, dtype)) {
-      fail(ErrorKind::kBadType, "parameter '", names_[i], "': codec '", name_of(options_.codec),
-           "' takes float32, bfloat16 and float16, got ", dtype_text(parameter.scalar_type()),
-           "; use codec='none'");
-    }
-    specs.push_back({names_[i], {parameter.numel() * (parameter.is_complex() ? 2 : 1)}, dtype});
+    specs.push_back({names_[i], {num_real_elements(parameters_[i])}, slot_dtype(i)});
   }
-  layout_ = Layout::make(specs);
-}
-
-void CollectiveGradients::make_view(std::size_t idx) {
-  const at::Tensor& parameter = parameters_[idx];
-  const Slot& slot = layout_.slots()[static_cast<std::size_t>(slot_of_[idx])];
-  const ZeroedMemory& arena = arenas_[static_cast<std::size_t>(slot.arena_idx)];
-  const auto dtype = parameter.is_complex() ? parameter.scalar_type() : torch_dtype(slot.dtype);
-  views_[idx] =
-      tensor_over(dense_like(parameter), dtype, arena.data + slot.offset_bytes, arena.keeper);
+  return Layout::make(specs);
 }
 
 void CollectiveGradients::make_buckets() {
@@ -189,10 +143,9 @@ void CollectiveGradients::make_buckets() {
         const Slot& place = layout_.slots()[static_cast<std::size_t>(*slot)];
         parameter_at_.push_back(idx);
         // SAFETY: the arena outlives the bucket.
-        bucket.slots.push_back(
-            row_over(arenas_[arena_idx].data + place.offset_bytes,
-                     parameters_[idx].numel() * (parameters_[idx].is_complex() ? 2 : 1),
-                     torch_dtype(place.dtype), device_));
+        bucket.slots.push_back(row_over(arenas_[arena_idx].data + place.offset_bytes,
+                                        num_real_elements(parameters_[idx]),
+                                        torch_dtype(place.dtype), device_));
       }
       const auto num_here = static_cast<std::int64_t>(bucket.slots.size());
       bucket.sizes = sizes_[arena_idx].narrow(0, num_before, num_here);

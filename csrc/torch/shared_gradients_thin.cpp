@@ -1,12 +1,15 @@
 // Matrices that travel as two thin ones (PowerSGD). Only the thin ones have slots: the left one
 // where the parameter would have had its own, the right one before all of these. A view's memory is
 // its own.
+#include <ATen/ops/from_blob.h>
+
 #include <algorithm>
 #include <string>
 
 #include "base/error.h"
 #include "torch/shared_gradients.h"
 #include "torch/shared_gradients_impl.h"
+#include "torch/slot_tensor.h"
 
 namespace tradewind {
 namespace {
@@ -36,6 +39,14 @@ std::unique_ptr<LowRankMatrix> SharedGradients::make_thin(std::size_t idx) const
   return std::make_unique<LowRankMatrix>(shape, idx);
 }
 
+void SharedGradients::make_thin_view(std::size_t idx) {
+  const at::Tensor& parameter = parameters_[idx];
+  const auto dtype = sums_microbatches_ ? at::kFloat : parameter.scalar_type();
+  const ZeroedMemory memory = allocate_zeroed(
+      parameter.numel() * static_cast<std::int64_t>(c10::elementSize(dtype)), c10::kCPU);
+  views_[idx] = tensor_over(dense_like(parameter), dtype, memory.data, memory.keeper);
+}
+
 float* SharedGradients::slot_data(std::int64_t slot_idx) const {
   const Slot& slot = layout_.slots()[static_cast<std::size_t>(slot_idx)];
   return reinterpret_cast<float*>(arena_data_[static_cast<std::size_t>(slot.arena_idx)] +
@@ -54,12 +65,12 @@ void SharedGradients::project(std::size_t idx) {
 }
 
 void SharedGradients::turn_thin() {
-  if (num_right_ == 0) return;
+  if (first_slot_ == 0) return;
   const std::scoped_lock lock(mutex_);
   for (std::size_t bucket = 0; bucket < plan_.buckets().size(); ++bucket) {
     const auto& slots = plan_.buckets()[bucket].slots;
     const bool has_left = std::any_of(slots.begin(), slots.end(), [&](std::int64_t slot) {
-      return slot >= num_right_ && thin_[parameter_at(slot)];
+      return slot >= first_slot_ && thin_[parameter_at(slot)];
     });
     if (!has_left) continue;
     exchange_->wait(static_cast<std::int32_t>(bucket));
@@ -87,16 +98,20 @@ void SharedGradients::rebuild_thin(double mean_factor) {
   }
 }
 
-std::vector<SharedGradients::Feedback> SharedGradients::feedback() {
-  std::vector<Feedback> found;
+std::map<std::string, at::Tensor> SharedGradients::feedback() {
+  std::map<std::string, at::Tensor> found;
+  const auto add = [&](const std::string& name, std::span<float> values) {
+    const auto size = static_cast<std::int64_t>(values.size());
+    found.emplace(name, at::from_blob(values.data(), {size}, at::kFloat));
+  };
   const std::span<std::vector<float>> errors = exchange_->errors();
   for (std::size_t arena = 0; arena < errors.size(); ++arena) {
-    if (!errors[arena].empty()) found.push_back({"arena " + std::to_string(arena), errors[arena]});
+    if (!errors[arena].empty()) add("arena " + std::to_string(arena), errors[arena]);
   }
   for (const std::size_t idx : parameter_of_) {
     if (!thin_[idx]) continue;
-    found.push_back({"error of " + names_[idx], thin_[idx]->error()});
-    found.push_back({"directions of " + names_[idx], thin_[idx]->directions()});
+    add("error of " + names_[idx], thin_[idx]->error());
+    add("directions of " + names_[idx], thin_[idx]->directions());
   }
   return found;
 }

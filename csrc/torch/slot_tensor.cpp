@@ -95,4 +95,19 @@ std::string shape_text(const at::Tensor& tensor) {
   return text.str();
 }
 
+at::Tensor dense_like(const at::Tensor& parameter) {
+  return is_dense(parameter) ? parameter.detach()
+                             : parameter.detach().clone(at::MemoryFormat::Contiguous);
+}
+
+DType real_dtype(const at::Tensor& values) {
+  const DType dtype = *arena_dtype(values.scalar_type());
+  if (dtype == DType::kComplex64) return DType::kFloat32;
+  return dtype == DType::kComplex128 ? DType::kFloat64 : dtype;
+}
+
+std::int64_t num_real_elements(const at::Tensor& values) {
+  return values.numel() * (values.is_complex() ? 2 : 1);
+}
+
 }  // namespace tradewind

@@ -18,6 +18,12 @@ at::ScalarType torch_dtype(DType dtype);
 
 // Elements occupy one gapless run of memory, in whatever order.
 bool is_dense(const at::Tensor& tensor);
+// Memory in which the gradient of a parameter can lie: its order of elements, without gaps.
+at::Tensor dense_like(const at::Tensor& parameter);
+
+// A complex number counts as its two parts.
+DType real_dtype(const at::Tensor& values);
+std::int64_t num_real_elements(const at::Tensor& values);
 // Same shape and the same order of elements in memory.
 bool same_layout(const at::Tensor& a, const at::Tensor& b);
 

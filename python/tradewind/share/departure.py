@@ -36,10 +36,8 @@ def reason(rank: int, error: BaseException, where: str = "") -> str:
 def _leave() -> None:
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     for shared, meeting in list(_living.items()):
-        if error is None and isinstance(shared, native.CollectiveGradients):
+        if error is None:
             shared.leave("its process ended")
-        elif error is None:
-            shared.tell("its process ended")
         else:
             shared.fail(reason(meeting.rank, error))
     if error is not None:
