@@ -27,7 +27,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import tradewind as tw
-from measuring import machine, ratios, show, summary, text
+from measuring import figure_row, machine, ratios, show, summary
 from models import Task, loss_of, transformer_task
 
 SIZE = {"layers": 12, "width": 768, "vocabulary": 32_000, "context": 512, "batch": 8}
@@ -86,12 +86,9 @@ def main() -> None:
     facts = {**machine(), "gpu": torch.cuda.get_device_name(0)}
     rows = [["sharing on one GPU", "GPT"]]
     for key, figure in figures.items():
-        if not isinstance(figure, dict):
-            rows.append([key.replace("_", " "), str(figure)])
-            continue
-        scale = 1e3 if key.endswith("_s") else 1
-        label = (key[:-2] + ", ms" if key.endswith("_s") else key).replace("_", " ")
-        rows.append([label, text(figure, scale, 3)])
+        is_measured = isinstance(figure, dict)
+        row = figure_row(key, [figure]) if is_measured else [key.replace("_", " "), str(figure)]
+        rows.append(row)
     show({"machine": facts, "figures": figures}, rows, as_json=options.json)
 
 

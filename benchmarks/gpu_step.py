@@ -26,7 +26,7 @@ import torch
 
 import tradewind as tw
 from layouts import CLIP_NORM, LAYOUTS, Shapes
-from measuring import machine, ratios, show, summary, text
+from measuring import figure_row, machine, ratios, show, summary
 
 # Bytes per element of a step with its norm. With masters: gradient twice (2 + 2), master and two
 # states read and written (12 + 12), parameter written (2). In float32: gradient twice (4 + 4),
@@ -154,9 +154,7 @@ def main() -> None:
     facts = {**machine(), "gpu": torch.cuda.get_device_name(0)}
     rows = [["AdamW with clipping on the GPU", *layouts]]
     for key in next(iter(layouts.values())):
-        scale = 1e3 if key.endswith("_s") else 1
-        label = (key[:-2] + ", ms" if key.endswith("_s") else key).replace("_", " ")
-        rows.append([label, *(text(figures[key], scale, 3) for figures in layouts.values())])
+        rows.append(figure_row(key, [figures[key] for figures in layouts.values()]))
     show({"machine": facts, "layouts": layouts}, rows, as_json=options.json)
 
 

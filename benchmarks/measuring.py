@@ -193,3 +193,10 @@ def text(figure: Figure | None, scale: float = 1.0, digits: int = 2) -> str:
         return "-"
     low, high = figure["min"] * scale, figure["max"] * scale
     return f"{figure['median'] * scale:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def figure_row(key: str, figures: list[Figure]) -> list[str]:
+    """A row of a table; times, whose keys end in `_s`, in milliseconds."""
+    is_time = key.endswith("_s")
+    label = (f"{key[:-2]}, ms" if is_time else key).replace("_", " ")
+    return [label, *(text(figure, 1e3 if is_time else 1, 3) for figure in figures)]

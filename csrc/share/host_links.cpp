@@ -29,6 +29,24 @@ struct Greeting {
   std::int64_t place = 0;
 };
 
+// A byte with room for one open file beside it. Stays where it is made: it points into itself.
+struct FileMessage {
+  std::byte payload{1};
+  iovec part{&payload, 1};
+  alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(sizeof(int))> control{};
+  msghdr call{};
+
+  FileMessage() {
+    call.msg_iov = &part;
+    call.msg_iovlen = 1;
+    call.msg_control = control.data();
+    call.msg_controllen = control.size();
+  }
+  FileMessage(const FileMessage&) = delete;
+  FileMessage& operator=(const FileMessage&) = delete;
+  cmsghdr* header() { return CMSG_FIRSTHDR(&call); }
+};
+
 [[noreturn]] void fail_call(const char* call) {
   fail(ErrorKind::kBadState, "ranks of this host: ", call, " failed: ", std::strerror(errno),
        "; use strategy=\"allreduce\"");
@@ -162,22 +180,15 @@ void HostLinks::keep(int place, int socket) {
 }
 
 std::vector<int> HostLinks::trade_files(int file) {
-  std::byte payload{1};
-  iovec part{&payload, 1};
-  alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(sizeof(int))> control{};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
-  cmsghdr* header = CMSG_FIRSTHDR(&message);
+  FileMessage message;
+  cmsghdr* header = message.header();
   header->cmsg_level = SOL_SOCKET;
   header->cmsg_type = SCM_RIGHTS;
   header->cmsg_len = CMSG_LEN(sizeof(int));
   std::memcpy(CMSG_DATA(header), &file, sizeof(int));
   for (const Link& link : links_) {
     // Who is gone shows below.
-    if (link.socket >= 0) (void)sendmsg(link.socket, &message, MSG_NOSIGNAL);
+    if (link.socket >= 0) (void)sendmsg(link.socket, &message.call, MSG_NOSIGNAL);
   }
   std::vector<int> files(links_.size(), -1);
   try {
@@ -195,20 +206,13 @@ std::vector<int> HostLinks::trade_files(int file) {
 
 int HostLinks::take_file(int place) {
   const int socket = links_[static_cast<std::size_t>(place)].socket;
-  std::byte payload{};
-  iovec part{&payload, 1};
-  alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(sizeof(int))> control{};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
+  FileMessage message;
   if (!wait_readable(socket, options_.deadline) ||
-      recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC) != 1) {
+      recvmsg(socket, &message.call, MSG_DONTWAIT | MSG_CMSG_CLOEXEC) != 1) {
     fail(ErrorKind::kPeerLost, "rank ", rank_at(own_place()), ": rank ", rank_at(place),
          " of this host did not hand over its memory");
   }
-  const cmsghdr* header = CMSG_FIRSTHDR(&message);
+  const cmsghdr* header = message.header();
   if (header == nullptr || header->cmsg_type != SCM_RIGHTS ||
       header->cmsg_len != CMSG_LEN(sizeof(int))) {
     fail(ErrorKind::kPeerLost, "rank ", rank_at(own_place()), ": rank ", rank_at(place),

@@ -11,7 +11,7 @@ import torch
 from tradewind.engine.sharing import Sharing
 from tradewind.optim.fused import FusedOptimizer, Orders, Outcome
 from tradewind.share.departure import reason
-from tradewind.share.gradient_sharing import make_native
+from tradewind.share.rounds import make_rounds
 
 
 class PeriodicSharing(Sharing):
@@ -36,7 +36,7 @@ class PeriodicSharing(Sharing):
         # Where the last outer step ended. Its gradient is how far this rank came since.
         self._outer = [torch.nn.Parameter(p.detach().clone()) for p in self._parameters]
         shared_names = [n for n, p in zip(names, parameters, strict=True) if p.requires_grad]
-        self.shared = make_native(
+        self.shared = make_rounds(
             self._meeting,
             list(zip(shared_names, self._outer, strict=True)),
             self._share,

@@ -28,15 +28,15 @@ from tradewind.optim.fused import FusedOptimizer, Orders, Outcome
 from tradewind.place import place
 from tradewind.share.collective import calls_alone, device_of, resolve
 from tradewind.share.departure import reason
-from tradewind.share.gradient_sharing import (
+from tradewind.share.options import Share
+from tradewind.share.rendezvous import Meeting, meet
+from tradewind.share.rounds import (
     describe,
     feedback_of,
     load_feedback,
-    make_native,
+    make_rounds,
     statistics_of,
 )
-from tradewind.share.options import Share
-from tradewind.share.rendezvous import Meeting, meet
 from tradewind.share.value_broadcast import ValueBroadcast
 
 Named = Sequence[tuple[str, torch.nn.Parameter]]
@@ -106,7 +106,7 @@ class Sharing:
         self._parameters = list(parameters)
         self._optimizer = optimizer
         self._sums = sums
-        self.shared = make_native(
+        self.shared = make_rounds(
             self._meeting,
             list(zip(names, parameters, strict=True)),
             self._share,

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,9 +27,6 @@ _REFUSED = (
     ("codec", "powersgd", "codec='int8' or 'bf16'"),
     ("overlap", "next-forward", "overlap='backward' or 'auto'"),
 )
-
-# Both have the methods that a round takes.
-SharedGradients: TypeAlias = native.SharedGradients | native.CollectiveGradients
 
 
 def device_of(named: Iterable[tuple[str, torch.Tensor]]) -> torch.device:

@@ -12,16 +12,15 @@ from collections.abc import MutableMapping
 from weakref import WeakKeyDictionary
 
 from tradewind._core import native
-from tradewind.share.collective import SharedGradients
 from tradewind.share.rendezvous import Meeting
 
 # How long a process that ends by an error stays for the others to read why: it may hold the store.
 _LINGER_S = 1.0
 
-_living: MutableMapping[SharedGradients, Meeting] = WeakKeyDictionary()
+_living: MutableMapping[native.GradientRounds, Meeting] = WeakKeyDictionary()
 
 
-def watch_over(shared: SharedGradients, meeting: Meeting) -> None:
+def watch_over(shared: native.GradientRounds, meeting: Meeting) -> None:
     """Leave for `shared` too when this process ends."""
     _living[shared] = meeting
 

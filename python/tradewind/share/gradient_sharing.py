@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -17,18 +16,17 @@ from torch.distributed.utils import _to_kwargs
 from torch.nn.parallel import distributed as ddp_module
 
 from tradewind._core import native
-from tradewind.share.collective import (
-    SharedGradients,
-    check_device_ids,
-    device_of,
-    make_collective,
-    resolve,
-    uses_collectives,
-)
-from tradewind.share.departure import reason, watch_over
-from tradewind.share.hosts import meet_on_hosts
+from tradewind.share.collective import check_device_ids, device_of, resolve
+from tradewind.share.departure import reason
 from tradewind.share.options import Codec, Overlap, Share, Strategy
 from tradewind.share.rendezvous import Meeting, meet
+from tradewind.share.rounds import (
+    describe,
+    feedback_of,
+    load_feedback,
+    make_rounds,
+    statistics_of,
+)
 from tradewind.share.value_broadcast import ValueBroadcast
 
 # DistributedDataParallel's keywords that change nothing here, and those that are refused.
@@ -147,23 +145,23 @@ class GradientSharing(torch.nn.Module, Joinable):
         if init_sync:
             self._broadcast_states(source=0, with_buffers=at_start)
 
-    def _connect(self) -> tuple[Meeting, SharedGradients]:
+    def _connect(self) -> tuple[Meeting, native.GradientRounds]:
         meeting = meet(self._share.process_group, self._share.timeout)
         facts = describe(self._named, self._share, self._buffers_by_name())
         meeting.check_agreement({**facts, "init": self._init_facts})
         self._broadcast = ValueBroadcast(meeting, self._device)
         share = resolve(self._share, self._device)
-        return meeting, make_native(meeting, self._named, share, settles_itself=True)
+        return meeting, make_rounds(meeting, self._named, share, settles_itself=True)
 
     @property
     def _meeting(self) -> Meeting:
         return self._ensured()[0]
 
     @property
-    def _native(self) -> SharedGradients:
+    def _native(self) -> native.GradientRounds:
         return self._ensured()[1]
 
-    def _ensured(self) -> tuple[Meeting, SharedGradients]:
+    def _ensured(self) -> tuple[Meeting, native.GradientRounds]:
         """A copy meets the other ranks only once it trains: there may be none of them elsewhere."""
         if self._connected is None:
             self._connected = self._connect()
@@ -420,110 +418,6 @@ class _ShadowRounds(JoinHook):
         sharing = self.sharing
         source = sharing._common_rank(candidate=is_last_joiner)
         sharing._broadcast_states(source, with_buffers=sharing.broadcast_buffers)
-
-
-def statistics_of(shared: SharedGradients) -> dict[str, float]:
-    found = shared.statistics()
-    names = ("num_rounds", "sent_bytes", "between_hosts_bytes", "waited_s", "busy_s")
-    return {name: getattr(found, name) for name in names}
-
-
-def feedback_of(shared: SharedGradients, meeting: Meeting) -> dict[str, Any]:
-    """Of this rank, between rounds."""
-    return {"rank": meeting.rank, "world_size": meeting.size, "values": shared.feedback()}
-
-
-def load_feedback(shared: SharedGradients, meeting: Meeting, state: dict[str, Any]) -> None:
-    here = {"rank": meeting.rank, "world_size": meeting.size}
-    given = {name: state.get(name) for name in here}
-    try:
-        if given != here:
-            raise ValueError(f"expected the state of {here}, got that of {given}")
-        shared.load_feedback(state["values"])
-    except ValueError as error:
-        warnings.warn(f"error feedback starts from zero: {error}", RuntimeWarning, stacklevel=3)
-
-
-def describe(
-    named: Iterable[tuple[str, torch.nn.Parameter]],
-    share: Share,
-    buffers: Iterable[tuple[str, torch.Tensor]],
-) -> dict[str, Any]:
-    """What all ranks must have alike."""
-    named = list(named)
-    device = device_of(named)
-    return {
-        "parameters": [[*_describe_tensor(name, p), p.requires_grad] for name, p in named],
-        "buffers": [_describe_tensor(name, buffer) for name, buffer in buffers],
-        "carried": [device.type, "collectives" if uses_collectives(device) else "messages"],
-        "options": share.described(),
-    }
-
-
-def _describe_tensor(name: str, tensor: torch.Tensor) -> list[Any]:
-    return [name, list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
-
-
-def make_native(
-    meeting: Meeting,
-    named: Iterable[tuple[str, torch.Tensor]],
-    share: Share,
-    *,
-    settles_itself: bool = False,
-    sums_microbatches: bool = False,
-    measures: bool = False,
-    shards_update: bool = False,
-    buffers: Sequence[torch.Tensor] = (),
-) -> SharedGradients:
-    named = list(named)
-    _check_codec(share.codec, named)  # before anyone connects: who leaves then is lost to the rest
-    if uses_collectives(device_of(named)):
-        collective = make_collective(
-            meeting,
-            named,
-            share,
-            settles_itself=settles_itself,
-            sums_microbatches=sums_microbatches,
-            buffers=buffers,
-        )
-        watch_over(collective, meeting)
-        return collective
-    options = native.ShareOptions()
-    if share.codec == "powersgd":
-        options.low_rank = share.powersgd_rank
-    else:
-        options.codec = share.codec
-    options.bucket_bytes = share.bucket_bytes("cpu")
-    options.end_bucket_bytes = max(1, options.bucket_bytes // 4)
-    options.piece_bytes = max(1, min(options.piece_bytes, options.bucket_bytes))
-    options.patience_s = share.patience.total_seconds()
-    options.deadline_s = share.timeout.total_seconds()
-    options.settles_itself = settles_itself
-    options.sums_microbatches = sums_microbatches
-    options.measures = measures
-    options.shards_update = shards_update
-    options.buffers = list(buffers)
-    if share.strategy == "hierarchical" and meeting.size > 1:
-        options.hosts, options.sockets = meet_on_hosts(meeting)
-    names, parameters = zip(*named, strict=True)
-    backend = meeting.connect()
-    shared = native.SharedGradients(
-        list(parameters), list(names), backend, meeting.store, meeting.prefix, options
-    )
-    watch_over(shared, meeting)
-    return shared
-
-
-def _check_codec(codec: Codec, named: Sequence[tuple[str, torch.Tensor]]) -> None:
-    for name, parameter in named:
-        if codec == "none" or not parameter.requires_grad:
-            continue
-        if parameter.dtype in (torch.float64, torch.complex128):
-            dtype = str(parameter.dtype).removeprefix("torch.")
-            raise TypeError(
-                f"codec '{codec}': expected gradients of float32, bfloat16 or float16, got {dtype} "
-                f"of parameter '{name}'; use codec='none'"
-            )
 
 
 def _check_keywords(ddp: dict[str, Any], output_device: Any) -> None:

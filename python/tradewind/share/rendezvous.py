@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -78,7 +78,7 @@ class Meeting:
         digest = hashlib.sha256(text.encode()).hexdigest()
         keys = [f"{self.prefix}/facts/{rank}" for rank in range(self.size)]
         digests = [f"{self.prefix}/digest/{rank}" for rank in range(self.size)]
-        try:
+        with self._awaiting(digests, "begin sharing"):
             self.store.set(keys[self.rank], text)
             self.store.set(digests[self.rank], digest)
             self.store.wait(digests, self.timeout)
@@ -87,13 +87,6 @@ class Meeting:
             if other is None:
                 return
             first, second = (json.loads(self.store.get(keys[rank])) for rank in (0, other))
-        except RuntimeError as error:
-            missing = self._missing(digests)
-            self._await_readers(_MISSING_WAIT)
-            raise native.SharingError(
-                f"rank {self.rank}: waited {self.timeout.total_seconds():g} s for every rank to "
-                f"begin sharing; {missing} ({str(error)[:200]})"
-            ) from error
         self._await_readers(_READERS_WAIT)
         raise ValueError(
             f"sharing: rank 0 and rank {other} differ in {_difference(first, second)}; start all "
@@ -106,16 +99,22 @@ class Meeting:
         Raises SharingError naming the ranks that are missing.
         """
         keys = [f"{self.prefix}/{topic}/{rank}" for rank in range(self.size)]
-        try:
+        with self._awaiting(keys, f"tell its {topic}"):
             self.store.set(keys[self.rank], text)
             self.store.wait(keys, self.timeout)
             return [value.decode() for value in self.store.multi_get(keys)]
+
+    @contextlib.contextmanager
+    def _awaiting(self, keys: list[str], what: str) -> Iterator[None]:
+        """An error of the store becomes a SharingError that names the ranks without a key."""
+        try:
+            yield
         except RuntimeError as error:
             missing = self._missing(keys)
             self._await_readers(_MISSING_WAIT)
             raise native.SharingError(
                 f"rank {self.rank}: waited {self.timeout.total_seconds():g} s for every rank to "
-                f"tell its {topic}; {missing} ({str(error)[:200]})"
+                f"{what}; {missing} ({str(error)[:200]})"
             ) from error
 
     def _await_readers(self, wait: timedelta) -> None:
