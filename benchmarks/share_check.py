@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import mean
 from typing import Any
 
 from measuring import table
@@ -15,26 +16,22 @@ def median(figures: dict[str, Any], name: str) -> float:
     return float(figures[name]["median"])
 
 
-def costs_of(scenario: dict[str, Any], codec: str) -> Costs:
-    """The parts as they were measured in the scenario. Of sharing, they have the all-reduce alone
-    and the all-reduce beside computing that does not depend on it; the rest is the model's."""
-    found, contenders = scenario["costs"], scenario["contenders"]
-    suffix = "" if codec == "none" else " fp16"
+def costs_of(scenario: dict[str, Any], cpu_s_per_byte: float) -> Costs:
+    """The parts as they were measured in the scenario, and what a sent byte costs the core."""
+    found, compute = scenario["costs"], scenario["contenders"]["compute alone"]
     layers = tuple(
         Layer(layer["bytes"], median(layer, "forward_s"), median(layer, "backward_s"))
         for layer in found["layers"]
     )
-    beside = contenders[f"wire{suffix} beside compute"]
-    compute = contenders["compute alone"]
-    cpu_s = median(beside, "cpu_s") - median(compute, "cpu_s")
     costs = Costs(
         layers,
         update_s_per_byte=median(found, "update_s_per_byte"),
-        # Within what the all-reduce costs the core.
+        # Within what a byte costs.
         sum_s_per_byte=0.0,
+        codec_s_per_byte=dict.fromkeys(Costs().codec_s_per_byte, 0.0),
         latency_s=median(found, "latency_s"),
         message_s=0.0,
-        wire_cpu_s_per_byte=cpu_s / median(beside, "sent_bytes_per_step"),
+        wire_cpu_s_per_byte=cpu_s_per_byte,
         name="measured",
     )
     # The parts were timed one by one, under clocks of their own. One thread computes, so the core's
@@ -48,14 +45,10 @@ def costs_of(scenario: dict[str, Any], codec: str) -> Costs:
     return replace(costs, layers=stretched, update_s_per_byte=update)
 
 
-def hooks_of(results: dict[str, Any], name: str, gradient_bytes: float) -> float:
-    """What a contender's hooks, copies and codec cost the core, by byte: its step without a wire
-    less that of computing; 0 where the section one-rank was not measured."""
-    contenders = results["scenarios"].get("1 rank", {"contenders": {}})["contenders"]
-    if name not in contenders:
-        return 0.0
-    cpu_s = median(contenders[name], "cpu_s") - median(contenders["compute alone"], "cpu_s")
-    return max(0.0, cpu_s) / gradient_bytes
+def sharing_cpu_s(scenario: dict[str, Any], name: str) -> float:
+    """What a contender's hooks, codec, sums and messages cost the core in a step."""
+    contenders = scenario["contenders"]
+    return median(contenders[name], "cpu_s") - median(contenders["compute alone"], "cpu_s")
 
 
 def plan_of(contender: dict[str, Any]) -> Plan | None:
@@ -78,19 +71,24 @@ def plan_of(contender: dict[str, Any]) -> Plan | None:
 
 
 def check(results: dict[str, Any]) -> list[dict[str, Any]]:
+    """Each step predicted from its parts, and from what the contender cost the core at the other
+    rates."""
+    scenarios = [
+        scenario
+        for scenario in results["scenarios"].values()
+        if (scenario["num_hosts"], scenario["num_ranks"]) == (2, 2)
+    ]
     compared = []
-    for scenario in results["scenarios"].values():
-        if (scenario["num_hosts"], scenario["num_ranks"]) != (2, 2):
-            continue
+    for scenario in scenarios:
         wire = scenario["contenders"][scenario["best"]["wire"]]
         rate = scenario["ring_bytes_per_step"] / median(wire, "step_s")
         for name, contender in scenario["contenders"].items():
             plan = plan_of(contender)
-            if plan is None:
+            others = [s for s in scenarios if s is not scenario and name in s["contenders"]]
+            if plan is None or not others:
                 continue
-            hooks = hooks_of(results, name, scenario["gradient_bytes"])
-            costs = costs_of(scenario, plan.codec)
-            costs = replace(costs, codec_s_per_byte={plan.codec: hooks})
+            cpu_s = mean(sharing_cpu_s(other, name) for other in others)
+            costs = costs_of(scenario, cpu_s / median(contender, "sent_bytes_per_step"))
             predicted = step_seconds(costs, Cluster(2, rate), plan)
             measured = median(contender, "step_s")
             compared.append(
@@ -103,7 +101,7 @@ def check(results: dict[str, Any]) -> list[dict[str, Any]]:
                 }
             )
     if not compared:
-        raise SystemExit("expected results of share.py's section link, found none")
+        raise SystemExit("expected results of share.py's section link at several rates, found none")
     return compared
 
 
