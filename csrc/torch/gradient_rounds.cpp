@@ -25,12 +25,12 @@ GradientRounds::GradientRounds(std::vector<at::Tensor> parameters, std::vector<s
       views_(parameters_.size()),
       is_used_(parameters_.size()),
       is_taken_(parameters_.size()),
+      kept_(parameters_.size()),
       num_contributors_next_(size),
       settles_itself_(options.settles_itself),
       throw_through_autograd_(options.throw_through_autograd),
       num_arrived_(parameters_.size()),
-      num_expected_(parameters_.size()),
-      kept_(parameters_.size()) {}
+      num_expected_(parameters_.size()) {}
 
 GradientRounds::~GradientRounds() = default;
 
