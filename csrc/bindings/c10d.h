@@ -8,6 +8,10 @@
 #include <cstdint>
 #include <cstdio>
 #include <string>
+#include <vector>
+
+#include "bindings/register.h"
+#include "torch/gradient_rounds.h"
 
 namespace tradewind::bindings {
 
@@ -25,5 +29,28 @@ inline std::chrono::milliseconds to_milliseconds(double seconds) {
 inline void print_late(const std::string& line) {
   std::fprintf(stderr, "tradewind: %s\n", line.c_str());
 }
+
+// What every way to share gradients is told.
+struct RoundOptions {
+  std::string codec = "none";
+  bool error_feedback = true;
+  std::int64_t bucket_bytes = PlanOptions{}.bucket_bytes;
+  std::int64_t end_bucket_bytes = PlanOptions{}.end_bucket_bytes;
+  double patience_s = 30.0;
+  double deadline_s = 300.0;
+  bool sums_microbatches = false;
+  bool settles_itself = false;
+  std::vector<at::Tensor> buffers;
+
+  void fill(GradientRounds::Options& made) const {
+    made.plan.bucket_bytes = bucket_bytes;
+    made.plan.end_bucket_bytes = end_bucket_bytes;
+    made.sums_microbatches = sums_microbatches;
+    made.settles_itself = settles_itself;
+    made.buffers = buffers;
+    made.on_late = print_late;
+    made.throw_through_autograd = throw_through_autograd;
+  }
+};
 
 }  // namespace tradewind::bindings

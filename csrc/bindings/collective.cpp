@@ -21,17 +21,8 @@ namespace {
 namespace py = pybind11;
 using Shared = CollectiveGradients;
 
-struct CollectiveOptions {
-  std::string codec = "none";
-  bool error_feedback = true;
+struct CollectiveOptions : RoundOptions {
   bool is_deterministic = false;
-  std::int64_t bucket_bytes = PlanOptions{}.bucket_bytes;
-  std::int64_t end_bucket_bytes = PlanOptions{}.end_bucket_bytes;
-  double patience_s = 30.0;
-  double deadline_s = 300.0;
-  bool sums_microbatches = false;
-  bool settles_itself = false;
-  std::vector<at::Tensor> buffers;
   std::string cuda_library;
   bool emulates_device = false;  // a GPU's arithmetic over an emulated library
 };
@@ -44,21 +35,15 @@ std::unique_ptr<Shared> make(const std::vector<at::Tensor>& parameters,
     fail(ErrorKind::kBadValue, "parameters: expected at least one, got none");
   }
   Shared::Options made;
-  made.plan.bucket_bytes = options.bucket_bytes;
-  made.plan.end_bucket_bytes = options.end_bucket_bytes;
+  options.fill(made);
   made.plan.piece_bytes = options.bucket_bytes;  // a bucket travels whole
   made.codec = codec_named(options.codec);
   made.error_feedback = options.error_feedback;
   made.is_deterministic = options.is_deterministic;
   made.patience = to_milliseconds(options.patience_s);
   made.deadline = to_milliseconds(options.deadline_s);
-  made.sums_microbatches = options.sums_microbatches;
-  made.settles_itself = options.settles_itself;
-  made.buffers = options.buffers;
   made.cuda_library = options.cuda_library;
   made.emulates_device = options.emulates_device;
-  made.on_late = print_late;
-  made.throw_through_autograd = throw_through_autograd;
   auto facts_group = owned<c10d::ProcessGroup>(facts);
   auto values_group = values.is_none() ? c10::intrusive_ptr<c10d::ProcessGroup>()
                                        : owned<c10d::ProcessGroup>(values);
@@ -164,18 +149,9 @@ void register_comm(py::module_& module) {
 
 void register_collective(py::module_& module) {
   register_comm(module);
-  py::class_<CollectiveOptions>(module, "CollectiveOptions")
+  py::class_<CollectiveOptions, RoundOptions>(module, "CollectiveOptions")
       .def(py::init<>())
-      .def_readwrite("codec", &CollectiveOptions::codec)
-      .def_readwrite("error_feedback", &CollectiveOptions::error_feedback)
       .def_readwrite("is_deterministic", &CollectiveOptions::is_deterministic)
-      .def_readwrite("bucket_bytes", &CollectiveOptions::bucket_bytes)
-      .def_readwrite("end_bucket_bytes", &CollectiveOptions::end_bucket_bytes)
-      .def_readwrite("patience_s", &CollectiveOptions::patience_s)
-      .def_readwrite("deadline_s", &CollectiveOptions::deadline_s)
-      .def_readwrite("sums_microbatches", &CollectiveOptions::sums_microbatches)
-      .def_readwrite("settles_itself", &CollectiveOptions::settles_itself)
-      .def_readwrite("buffers", &CollectiveOptions::buffers)
       .def_readwrite("cuda_library", &CollectiveOptions::cuda_library)
       .def_readwrite("emulates_device", &CollectiveOptions::emulates_device);
 

@@ -21,21 +21,12 @@ namespace {
 
 namespace py = pybind11;
 
-struct ShareOptions {
-  std::string codec = "none";
-  bool error_feedback = true;
-  std::int64_t bucket_bytes = PlanOptions{}.bucket_bytes;
-  std::int64_t end_bucket_bytes = PlanOptions{}.end_bucket_bytes;
+struct ShareOptions : RoundOptions {
   std::int64_t piece_bytes = PlanOptions{}.piece_bytes;
   std::int64_t window_bytes = Exchange::Options{}.window_bytes;
-  double patience_s = 30.0;
-  double deadline_s = 300.0;
-  bool sums_microbatches = false;
   bool measures = false;
-  bool settles_itself = false;
   bool shards_update = false;
-  std::int64_t low_rank = 0;  // above 0: PowerSGD
-  std::vector<at::Tensor> buffers;
+  std::int64_t low_rank = 0;         // above 0: PowerSGD
   std::vector<std::string> hosts;    // by rank, the key of its host; empty: unknown
   std::vector<std::string> sockets;  // by rank; empty: ranks of a host do not sum first
 };
@@ -45,22 +36,18 @@ std::unique_ptr<SharedGradients> make(std::vector<at::Tensor> parameters,
                                       const py::object& store, const std::string& prefix,
                                       const ShareOptions& options) {
   SharedGradients::Options made;
-  made.plan = {options.bucket_bytes, options.end_bucket_bytes, options.piece_bytes};
+  options.fill(made);
+  made.plan.piece_bytes = options.piece_bytes;
   made.exchange.codec = codec_named(options.codec);
   made.exchange.error_feedback = options.error_feedback;
   made.exchange.window_bytes = options.window_bytes;
   made.exchange.patience = to_milliseconds(options.patience_s);
   made.exchange.deadline = to_milliseconds(options.deadline_s);
-  made.sums_microbatches = options.sums_microbatches;
   made.measures = options.measures;
-  made.settles_itself = options.settles_itself;
   made.shards_update = options.shards_update;
   made.low_rank = options.low_rank;
-  made.buffers = options.buffers;
   made.exchange.hosts = Hosts::make(options.hosts);
   made.sockets = options.sockets;
-  made.on_late = print_late;
-  made.throw_through_autograd = throw_through_autograd;
   auto peers = make_c10d_peers(owned<c10d::Backend>(backend));
   auto board = make_c10d_board(owned<c10d::Store>(store), peers->rank(), prefix);
   const py::gil_scoped_release release;
@@ -134,22 +121,23 @@ void register_rounds(py::module_& module) {
 }  // namespace
 
 void register_share(py::module_& module) {
-  py::class_<ShareOptions>(module, "ShareOptions")
+  py::class_<RoundOptions>(module, "RoundOptions")
+      .def_readwrite("codec", &RoundOptions::codec)
+      .def_readwrite("error_feedback", &RoundOptions::error_feedback)
+      .def_readwrite("bucket_bytes", &RoundOptions::bucket_bytes)
+      .def_readwrite("end_bucket_bytes", &RoundOptions::end_bucket_bytes)
+      .def_readwrite("patience_s", &RoundOptions::patience_s)
+      .def_readwrite("deadline_s", &RoundOptions::deadline_s)
+      .def_readwrite("sums_microbatches", &RoundOptions::sums_microbatches)
+      .def_readwrite("settles_itself", &RoundOptions::settles_itself)
+      .def_readwrite("buffers", &RoundOptions::buffers);
+  py::class_<ShareOptions, RoundOptions>(module, "ShareOptions")
       .def(py::init<>())
-      .def_readwrite("codec", &ShareOptions::codec)
-      .def_readwrite("error_feedback", &ShareOptions::error_feedback)
-      .def_readwrite("bucket_bytes", &ShareOptions::bucket_bytes)
-      .def_readwrite("end_bucket_bytes", &ShareOptions::end_bucket_bytes)
       .def_readwrite("piece_bytes", &ShareOptions::piece_bytes)
       .def_readwrite("window_bytes", &ShareOptions::window_bytes)
-      .def_readwrite("patience_s", &ShareOptions::patience_s)
-      .def_readwrite("deadline_s", &ShareOptions::deadline_s)
-      .def_readwrite("sums_microbatches", &ShareOptions::sums_microbatches)
       .def_readwrite("measures", &ShareOptions::measures)
-      .def_readwrite("settles_itself", &ShareOptions::settles_itself)
       .def_readwrite("shards_update", &ShareOptions::shards_update)
       .def_readwrite("low_rank", &ShareOptions::low_rank)
-      .def_readwrite("buffers", &ShareOptions::buffers)
       .def_readwrite("hosts", &ShareOptions::hosts)
       .def_readwrite("sockets", &ShareOptions::sockets);
   py::class_<GradientRounds::NonFinite>(module, "NonFiniteGradient")

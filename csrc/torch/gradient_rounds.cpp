@@ -67,9 +67,11 @@ void GradientRounds::make_view(std::size_t idx) {
 }
 
 void GradientRounds::make_hooks() {
-  std::vector<at::Tensor> shared;
-  for (const std::size_t idx : parameter_of_) shared.push_back(parameters_[idx]);
-  if (settles_itself_) weights_.emplace(std::move(shared), size_);
+  if (settles_itself_) {
+    std::vector<at::Tensor> shared;
+    for (const std::size_t idx : parameter_of_) shared.push_back(parameters_[idx]);
+    weights_.emplace(std::move(shared), size_);
+  }
   std::vector<at::Tensor> hooked(parameters_.size());
   for (const std::size_t idx : parameter_of_) hooked[idx] = parameters_[idx];
   hooks_ = std::make_unique<GradientHooks>(

@@ -5,7 +5,7 @@ too: what sharing costs on one GPU."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -149,24 +149,10 @@ def _connect_nccl(meeting: Meeting) -> Backend:
 def make_collective(
     meeting: Meeting,
     named: Iterable[tuple[str, torch.Tensor]],
-    share: Share,
-    *,
-    settles_itself: bool,
-    sums_microbatches: bool,
-    buffers: Sequence[torch.Tensor],
+    options: native.CollectiveOptions,
 ) -> native.CollectiveGradients:
     names, parameters = zip(*named, strict=True)
     device = parameters[0].device
-    options = native.CollectiveOptions()
-    options.codec = share.codec
-    options.is_deterministic = share.deterministic
-    options.bucket_bytes = share.bucket_bytes(device.type)
-    options.end_bucket_bytes = max(1, options.bucket_bytes // 4)
-    options.patience_s = share.patience.total_seconds()
-    options.deadline_s = share.timeout.total_seconds()
-    options.settles_itself = settles_itself
-    options.sums_microbatches = sums_microbatches
-    options.buffers = list(buffers)
     options.cuda_library = _cuda_library()
     # Two sets of connections: what ranks say of a round need not queue behind its gradients.
     return native.CollectiveGradients(

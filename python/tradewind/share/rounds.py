@@ -53,32 +53,33 @@ def make_rounds(
     """
     named = list(named)
     _check_codec(share.codec, named)  # before anyone connects: who leaves then is lost to the rest
-    if uses_collectives(device_of(named)):
-        collective = make_collective(
-            meeting,
-            named,
-            share,
-            settles_itself=settles_itself,
-            sums_microbatches=sums_microbatches,
-            buffers=buffers,
-        )
+    device = device_of(named)
+
+    def fill(options: native.RoundOptions) -> None:
+        if share.codec != "powersgd":
+            options.codec = share.codec
+        options.bucket_bytes = share.bucket_bytes(device.type)
+        options.end_bucket_bytes = max(1, options.bucket_bytes // 4)
+        options.patience_s = share.patience.total_seconds()
+        options.deadline_s = share.timeout.total_seconds()
+        options.settles_itself = settles_itself
+        options.sums_microbatches = sums_microbatches
+        options.buffers = list(buffers)
+
+    if uses_collectives(device):
+        collective_options = native.CollectiveOptions()
+        fill(collective_options)
+        collective_options.is_deterministic = share.deterministic
+        collective = make_collective(meeting, named, collective_options)
         watch_over(collective, meeting)
         return collective
     options = native.ShareOptions()
+    fill(options)
     if share.codec == "powersgd":
         options.low_rank = share.powersgd_rank
-    else:
-        options.codec = share.codec
-    options.bucket_bytes = share.bucket_bytes("cpu")
-    options.end_bucket_bytes = max(1, options.bucket_bytes // 4)
     options.piece_bytes = max(1, min(options.piece_bytes, options.bucket_bytes))
-    options.patience_s = share.patience.total_seconds()
-    options.deadline_s = share.timeout.total_seconds()
-    options.settles_itself = settles_itself
-    options.sums_microbatches = sums_microbatches
     options.measures = measures
     options.shards_update = shards_update
-    options.buffers = list(buffers)
     if share.strategy == "hierarchical" and meeting.size > 1:
         options.hosts, options.sockets = meet_on_hosts(meeting)
     names, parameters = zip(*named, strict=True)
