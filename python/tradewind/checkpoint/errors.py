@@ -1,0 +1,34 @@
+"""What can be wrong with a checkpoint, or with the directory of checkpoints, by name.
+
+`CheckpointError` and `DamagedCheckpointError` are the native module's: C++ raises them too."""
+
+from __future__ import annotations
+
+from tradewind._core import native
+
+if hasattr(native, "CheckpointError"):
+    CheckpointError = native.CheckpointError
+    DamagedCheckpointError = native.DamagedCheckpointError
+else:
+
+    class CheckpointError(RuntimeError):  # type: ignore[no-redef]
+        """A checkpoint cannot be written or read."""
+
+    class DamagedCheckpointError(CheckpointError):  # type: ignore[no-redef]
+        """The bytes of a checkpoint are not those that were written."""
+
+
+class FencedError(CheckpointError):
+    """A later attempt owns the directory: this process may not commit there any more."""
+
+
+class NotACheckpointDirectoryError(CheckpointError, ValueError):
+    """The path is taken by something that is not a directory of checkpoints; nothing was touched."""
+
+
+class NewerVersionError(CheckpointError):
+    """The checkpoint is whole, but of a format version that this tradewind does not read."""
+
+
+class StateMismatchError(CheckpointError, ValueError):
+    """The state to fill has other names, shapes or kinds than the checkpoint."""
