@@ -24,10 +24,14 @@ function(tradewind_add_kernels isa)
 endfunction()
 
 add_library(tradewind_core STATIC
+  csrc/arena/gate.cpp
   csrc/arena/layout.cpp
   csrc/arena/memory.cpp
+  csrc/base/crc32c.cpp
   csrc/base/cuda/library_file.cpp
+  csrc/base/env.cpp
   csrc/base/isa.cpp
+  csrc/base/posix_env.cpp
   csrc/share/codec.cpp
   csrc/share/comm.cpp
   csrc/share/cuda/library.cpp
