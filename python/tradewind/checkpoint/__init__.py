@@ -1,22 +1,46 @@
-"""Checkpoints: written while training goes on, committed crash-safe, restored exactly."""
+"""Checkpoints: written while training goes on, committed crash-safe, restored exactly.
 
-from tradewind.checkpoint.errors import (
-    CheckpointError,
-    DamagedCheckpointError,
-    FencedError,
-    NewerVersionError,
-    NotACheckpointDirectoryError,
-    StateMismatchError,
-)
-from tradewind.checkpoint.parts import PartialTensor, PerRank
+Names load on first use (PEP 562): the upload process runs below this package and starts without
+torch."""
 
-__all__ = [
-    "CheckpointError",
-    "DamagedCheckpointError",
-    "FencedError",
-    "NewerVersionError",
-    "NotACheckpointDirectoryError",
-    "PartialTensor",
-    "PerRank",
-    "StateMismatchError",
-]
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tradewind.checkpoint.errors import CheckpointError as CheckpointError
+    from tradewind.checkpoint.errors import DamagedCheckpointError as DamagedCheckpointError
+    from tradewind.checkpoint.errors import FencedError as FencedError
+    from tradewind.checkpoint.errors import NewerVersionError as NewerVersionError
+    from tradewind.checkpoint.errors import (
+        NotACheckpointDirectoryError as NotACheckpointDirectoryError,
+    )
+    from tradewind.checkpoint.errors import StateMismatchError as StateMismatchError
+    from tradewind.checkpoint.parts import PartialTensor as PartialTensor
+    from tradewind.checkpoint.parts import PerRank as PerRank
+
+_MODULE_OF = {
+    "CheckpointError": "errors",
+    "DamagedCheckpointError": "errors",
+    "FencedError": "errors",
+    "NewerVersionError": "errors",
+    "NotACheckpointDirectoryError": "errors",
+    "PartialTensor": "parts",
+    "PerRank": "parts",
+    "StateMismatchError": "errors",
+}
+
+__all__ = list(_MODULE_OF)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'tradewind.checkpoint' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"tradewind.checkpoint.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
