@@ -98,6 +98,9 @@ void register_rounds(py::module_& module) {
       .def("abandon", &Rounds::abandon, unlocked)
       .def("nonfinite", &Rounds::nonfinite, unlocked)
       .def("num_contributors_next", &Rounds::num_contributors_next, unlocked)
+      .def("set_wishes", &Rounds::set_wishes)
+      .def("wishes", &Rounds::wishes, unlocked,
+           "All ranks' of the newest round, which it waits for: the same on each.")
       .def("bucket_of", &Rounds::bucket_of)
       .def("parameters_of", &Rounds::parameters_of)
       .def("num_buckets", [](const Rounds& self) { return self.plan().buckets().size(); })

@@ -268,6 +268,7 @@ void GradientRounds::publish_facts(bool has_next, bool is_present) {
   RoundFacts facts;
   facts.is_present = is_present;
   facts.has_next = has_next;
+  facts.wishes = own_wishes_;
   if (weights_) weights_->say(facts);
   facts.is_used = is_used_;
   publish(std::move(facts));
@@ -279,6 +280,7 @@ void GradientRounds::read_facts() {
   await_facts();
   is_used_anywhere_.assign(parameters_.size(), 0);
   num_contributors_next_ = num_present_ = 0;
+  wishes_ = 0;
   if (weights_) weights_->begin();
   for (int rank = 0; rank < size_; ++rank) {
     RoundFacts facts = facts_of(rank);
@@ -289,6 +291,7 @@ void GradientRounds::read_facts() {
     }
     num_contributors_next_ += facts.has_next ? 1 : 0;
     num_present_ += facts.is_present ? 1 : 0;
+    wishes_ |= facts.wishes;
     for (std::size_t i = 0; i < parameters_.size(); ++i) is_used_anywhere_[i] |= facts.is_used[i];
     take_facts(rank, facts);
   }
@@ -299,6 +302,11 @@ void GradientRounds::read_facts() {
 std::int64_t GradientRounds::num_contributors_next() {
   read_facts();
   return num_contributors_next_;
+}
+
+std::uint8_t GradientRounds::wishes() {
+  if (has_published_) read_facts();
+  return wishes_;
 }
 
 // --- the end of a round --------------------------------------------------------------------------

@@ -93,6 +93,10 @@ class GradientRounds {
   virtual const std::vector<NonFinite>& nonfinite() = 0;
   // How many ranks go on after this round.
   std::int64_t num_contributors_next();
+  // What this rank says with every round from now on, a bit for each wish.
+  void set_wishes(std::uint8_t wishes) { own_wishes_ = wishes; }
+  // The wishes of all ranks in the newest round, the same on each of them; 0 before the first.
+  std::uint8_t wishes();
   // The bucket of a parameter; -1 for frozen ones.
   [[nodiscard]] std::int32_t bucket_of(std::size_t idx) const;
   [[nodiscard]] std::vector<std::int64_t> parameters_of(std::int32_t bucket_idx) const;
@@ -209,6 +213,7 @@ class GradientRounds {
   std::vector<std::size_t> slot_arrivals_;
   bool has_published_ = false;  // in some round
   bool has_facts_ = false;
+  std::uint8_t own_wishes_ = 0, wishes_ = 0;
   std::optional<WeightComparison> weights_;
   std::unique_ptr<GradientHooks> hooks_;
 };

@@ -15,7 +15,7 @@ struct Header {
   std::uint8_t is_present;
   std::uint8_t has_next;
   std::uint8_t has_urgency;
-  std::uint8_t padding;
+  std::uint8_t wishes;
 };
 
 std::size_t bitmap_bytes(std::size_t num_parameters) { return (num_parameters + 7) / 8; }
@@ -36,7 +36,7 @@ std::vector<std::byte> RoundFacts::packed() const {
                       static_cast<std::uint8_t>(is_present ? 1 : 0),
                       static_cast<std::uint8_t>(has_next ? 1 : 0),
                       static_cast<std::uint8_t>(urgency.empty() ? 0 : 1),
-                      0};
+                      wishes};
   std::vector<std::byte> bytes(
       static_cast<std::size_t>(packed_bytes(is_used.size(), order.size())));
   std::memcpy(bytes.data(), &header, sizeof(Header));
@@ -63,6 +63,7 @@ RoundFacts RoundFacts::unpacked(std::span<const std::byte> bytes, std::size_t nu
   facts.num_changes = header.num_changes;
   facts.is_present = header.is_present != 0;
   facts.has_next = header.has_next != 0;
+  facts.wishes = header.wishes;
   const std::byte* bitmap = bytes.data() + sizeof(Header);
   facts.is_used.resize(num_parameters);
   for (std::size_t i = 0; i < num_parameters; ++i) {

@@ -16,6 +16,7 @@ struct RoundFacts {
   std::uint32_t num_changes = 0;      // of parameters in place, so far
   bool is_present = true;             // has data
   bool has_next = true;               // and will have some in the next round
+  std::uint8_t wishes = 0;            // a bit for each; what they mean is its user's affair
   std::vector<std::uint8_t> is_used;  // by parameter: whether backward reached it
   // Of buckets; only rank 0's count. `urgency` may be empty.
   std::vector<std::int32_t> order;
