@@ -11,24 +11,28 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tradewind.checkpoint.errors import CheckpointError as CheckpointError
     from tradewind.checkpoint.errors import DamagedCheckpointError as DamagedCheckpointError
+    from tradewind.checkpoint.errors import DirectoryInUseError as DirectoryInUseError
     from tradewind.checkpoint.errors import FencedError as FencedError
     from tradewind.checkpoint.errors import NewerVersionError as NewerVersionError
     from tradewind.checkpoint.errors import (
         NotACheckpointDirectoryError as NotACheckpointDirectoryError,
     )
     from tradewind.checkpoint.errors import StateMismatchError as StateMismatchError
+    from tradewind.checkpoint.errors import VanishedCheckpointError as VanishedCheckpointError
     from tradewind.checkpoint.parts import PartialTensor as PartialTensor
     from tradewind.checkpoint.parts import PerRank as PerRank
 
 _MODULE_OF = {
     "CheckpointError": "errors",
     "DamagedCheckpointError": "errors",
+    "DirectoryInUseError": "errors",
     "FencedError": "errors",
     "NewerVersionError": "errors",
     "NotACheckpointDirectoryError": "errors",
     "PartialTensor": "parts",
     "PerRank": "parts",
     "StateMismatchError": "errors",
+    "VanishedCheckpointError": "errors",
 }
 
 __all__ = list(_MODULE_OF)

@@ -22,8 +22,16 @@ class FencedError(CheckpointError):
     """A later attempt owns the directory: this process may not commit there any more."""
 
 
+class DirectoryInUseError(CheckpointError):
+    """A live process on this machine owns the directory."""
+
+
+class VanishedCheckpointError(CheckpointError):
+    """The checkpoint is not there any more: its owner retired it, or somebody removed it."""
+
+
 class NotACheckpointDirectoryError(CheckpointError, ValueError):
-    """The path is taken by something that is not a directory of checkpoints; nothing was touched."""
+    """What is at the path is no directory of checkpoints; nothing of it was touched."""
 
 
 class NewerVersionError(CheckpointError):

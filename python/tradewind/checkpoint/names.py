@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import secrets
 from dataclasses import dataclass
+from functools import total_ordering
 
 MARKER = "tradewind-checkpoints.json"  # marks a directory as ours
 LATEST = "latest"  # name of the newest committed folder, for people
@@ -18,7 +20,7 @@ MAX_STEP = 10**12 - 1
 MAX_ATTEMPT = 10**9 - 1
 MAX_WORLD_SIZE = 99_999
 
-_ID_BYTES = 8
+_RANDOM_BYTES = 4
 _ID = re.compile(r"[0-9a-f]{16}")
 _FOLDER = re.compile(r"step-([0-9]{12})\.([0-9]{9})\.([0-9a-f]{16})")
 _CLAIM = re.compile(r"([0-9]{9})")
@@ -26,10 +28,15 @@ _ACCEPTED = re.compile(r"([0-9]{9})\.accepted")
 _SHARD = re.compile(r"shard-([0-9]{5})-of-([0-9]{5})\.safetensors")
 
 
-@dataclass(frozen=True, order=True)
+_sequence = itertools.count()
+
+
+@total_ordering
+@dataclass(frozen=True)
 class CommitName:
     """One save: the attempt that made it, its step and what tells it from any other. Ordered as
-    commits are: a later attempt goes on from what it accepted of earlier ones.
+    saves began: a later attempt goes on from what it accepted of earlier ones, and within an
+    attempt, which is one process, the id counts. (Steps do not: training may have gone back.)
 
     Raises ValueError for an attempt, a step or an id that no folder's name can hold.
     """
@@ -46,14 +53,21 @@ class CommitName:
 
     @classmethod
     def new(cls, attempt: int, step: int) -> CommitName:
-        """A name that nothing had before: the id is random."""
-        return cls(attempt, step, secrets.token_hex(_ID_BYTES))
+        """A name that nothing had before, ordered behind all that this process made: the id is
+        eight digits that count and eight random ones."""
+        count = next(_sequence) % 16**8
+        return cls(attempt, step, f"{count:08x}{secrets.token_hex(_RANDOM_BYTES)}")
 
     @classmethod
     def parse(cls, folder: str) -> CommitName | None:
         """The commit that `folder` (a bare name) is called after; None for any other name."""
         found = _FOLDER.fullmatch(folder)
         return cls(int(found[2]), int(found[1]), found[3]) if found else None
+
+    def __lt__(self, other: object) -> bool:
+        if not isinstance(other, CommitName):
+            return NotImplemented
+        return (self.attempt, self.id, self.step) < (other.attempt, other.id, other.step)
 
     @property
     def folder(self) -> str:
@@ -86,7 +100,7 @@ def parse_accepted(file_name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def shard_file(rank: int, world_size: int) -> str:
+def shard_name(rank: int, world_size: int) -> str:
     """The file that `rank` of `world_size` writes."""
     _check_count("world size", world_size, MAX_WORLD_SIZE)
     if not 0 <= rank < world_size:

@@ -1,0 +1,308 @@
+"""Checkpoints in a directory of a file system: the commit protocol, one durable step after another.
+
+    begin     a folder of a name that nothing had before
+    (write)   shards, each synced by who writes it
+    publish   sync the folder; manifest.json.tmp, synced; nobody newer? rename to manifest.json;
+              sync the folder and the directory; nobody newer? it is committed
+    retain    unlink the manifest of an old commit; sync; then its files may be overwritten
+
+With one shard that is five syncs until a save is durable. `latest` is not synced, nor is a removal
+after which nothing is overwritten: losing either loses nothing. A sync that failed is never
+repeated: that save is given up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+from collections.abc import Iterable, Iterator
+
+from tradewind._core import native
+from tradewind.checkpoint import marker
+from tradewind.checkpoint.attempts import Attempts
+from tradewind.checkpoint.claims import Acceptance
+from tradewind.checkpoint.directory import CheckpointDirectory, to_keep
+from tradewind.checkpoint.errors import (
+    CheckpointError,
+    DamagedCheckpointError,
+    FencedError,
+    VanishedCheckpointError,
+)
+from tradewind.checkpoint.folders import CommitFolders
+from tradewind.checkpoint.names import LATEST, LOCK, MANIFEST, SPARE, CommitName
+from tradewind.checkpoint.owner import Owner
+from tradewind.checkpoint.spares import Spares, shared
+
+MAX_MANIFEST_BYTES = 1 << 30
+RECYCLED_FROM_BYTES = 1 << 20  # below, a sync costs more than new blocks do
+_MAX_LOOKS = 20
+_TEMPORARY = ".tmp"
+
+
+class LocalDirectory(CheckpointDirectory):
+    """See CheckpointDirectory. Also for network file systems: what must not be shared is decided
+    by exclusive creation and by lists, never by whether a file is seen to be absent."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        env: native.Env | None = None,
+        *,
+        recycled_from_bytes: int = RECYCLED_FROM_BYTES,
+    ) -> None:
+        """Touches nothing. `env`: the file system, for tests of crashes."""
+        self.where = os.path.abspath(os.fspath(path))
+        self.env = native.posix_env() if env is None else env
+        spare = os.path.join(self.where, SPARE)
+        self._spares = Spares(self.env, spare, recycled_from_bytes)
+        self._folders = CommitFolders(self.env, self.where, self._spares)
+        self._attempts = Attempts(self.env, self.where)
+        self._owner = Owner(self.env, self.where, os.path.join(self.where, LOCK))
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        self._attempt: int | None = None
+        self._acceptance = Acceptance()
+        self._published: set[CommitName] = set()  # of this owner, and those it accepted
+        self._open: set[CommitName] = set()  # begun, neither published nor abandoned
+
+    def path_of(self, name: CommitName, file_name: str | None = None) -> str:
+        """The path of a commit's folder, or of a file in it."""
+        return self._folders.path_of(name, file_name)
+
+    # --- reading --------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        marker.check(self.env, self.where)
+
+    def committed(self) -> list[CommitName]:
+        # The list of claims must be the same before and after the commits are listed: else a newer
+        # owner may have shut out, in between, what the older list counts.
+        files = self._attempts.files()
+        for _ in range(_MAX_LOOKS):
+            with contextlib.suppress(FileNotFoundError):
+                decides = self._attempts.decide(files)
+                names = [
+                    name
+                    for name in self._folders.list()
+                    if decides.counts(name) and self._folders.is_published(name)
+                ]
+                again = self._attempts.files()
+                if again == files:
+                    return sorted(names, reverse=True)
+                files = again
+                continue
+            files = self._attempts.files()
+        raise CheckpointError(
+            f"checkpoint directory {self.where!r}: its owner changed {_MAX_LOOKS} times while the "
+            "commits were listed; too many jobs use one directory"
+        )
+
+    def read_manifest(self, name: CommitName) -> bytes:
+        path = self.path_of(name, MANIFEST)
+        try:
+            return self.env.read_file(path, MAX_MANIFEST_BYTES)
+        except OSError as error:
+            if error.errno == errno.EFBIG:
+                raise DamagedCheckpointError(
+                    f"{path!r}: expected at most {MAX_MANIFEST_BYTES} bytes, got more"
+                ) from error
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
+                raise self._vanished(name) from error
+            raise
+
+    @contextlib.contextmanager
+    def reading(self, name: CommitName, file_names: Iterable[str]) -> Iterator[None]:
+        with shared([self.path_of(name, file) for file in file_names]) as is_held:
+            # In this order: an owner removes the manifest before it asks for the locks.
+            if not self._folders.is_published(name):
+                raise self._vanished(name)
+            if not is_held:
+                raise DamagedCheckpointError(
+                    f"{self.path_of(name)!r}: a file that its manifest names is missing"
+                )
+            yield
+
+    def _vanished(self, name: CommitName) -> VanishedCheckpointError:
+        return VanishedCheckpointError(
+            f"checkpoint {self.path_of(name)!r} is not there any more: its owner retired it, or "
+            "somebody removed it; take another step"
+        )
+
+    # --- owning ---------------------------------------------------------------------------------
+
+    def claim(self) -> int:
+        with self._lock:
+            if os.getpid() != self._pid:
+                raise CheckpointError(
+                    f"checkpoint directory {self.where!r} was opened by process {self._pid}: a "
+                    "forked child opens its own, elsewhere"
+                )
+            if self._attempt is None:
+                marker.prepare(self.env, self.where)
+                self._owner.acquire()
+                try:
+                    self._attempt = self._claim_next()
+                except BaseException:
+                    self._owner.release()
+                    raise
+            return self._attempt
+
+    def _claim_next(self) -> int:
+        attempt = self._attempts.claim()
+        try:
+            seen = self.committed()
+            self._make_durable(seen)
+            self._acceptance = self._attempts.accept(attempt, seen)
+        except BaseException:
+            self._attempts.withdraw(attempt)
+            raise
+        self._published, self._open = set(seen), set()
+        self._attempts.prune(attempt)
+        marker.remove_leftovers(self.env, self.where, self.env.list_directory(self.where))
+        with contextlib.suppress(OSError):
+            self._clear_dead(attempt)
+        return attempt
+
+    def _make_durable(self, names: list[CommitName]) -> None:
+        """What an owner that was killed, or still lives, renamed but had not synced."""
+        newest = max((name.attempt for name in names), default=None)
+        for name in names:
+            if name.attempt == newest:
+                with contextlib.suppress(FileNotFoundError):
+                    self.env.sync_directory(self.path_of(name))
+        if names:
+            self.env.sync_directory(self.where)
+
+    def _check_owner(self) -> int:
+        """The attempt of this owner, claimed anew where the directory was emptied under it."""
+        attempt = self.claim()
+        if self._attempts.check(attempt):
+            self._owner.acquire()  # where a dead owner's children held the lock before
+            return attempt
+        self._attempt = None
+        self._owner.release()
+        return self.claim()
+
+    def _is_fenced(self) -> bool:
+        if self._attempt is None:
+            return False
+        try:
+            self._attempts.check(self._attempt)
+        except FencedError:
+            return True
+        return False
+
+    # --- saving ---------------------------------------------------------------------------------
+
+    def begin(self, step: int) -> CommitName:
+        with self._lock:
+            name = CommitName.new(self._check_owner(), step)
+            # Its entry in the directory becomes durable in publish().
+            self.env.make_directory(self.path_of(name))
+            self._open.add(name)
+            return name
+
+    def publish(self, name: CommitName, manifest: bytes) -> None:
+        with self._lock:
+            if self._attempt is None:
+                raise CheckpointError(f"{self.where!r}: no save of {name} was begun here")
+            try:
+                self._publish(name, manifest, self._attempt)
+            except OSError as error:
+                self._attempts.check(self._attempt)  # a newer owner cleared our folder away
+                raise error
+            self._open.discard(name)
+            self._published.add(name)
+            with contextlib.suppress(OSError):  # a hint for people
+                latest = os.path.join(self.where, LATEST)
+                line = name.folder.encode() + b"\n"
+                self.env.write_file(latest + _TEMPORARY, line, sync=False)
+                self.env.rename(latest + _TEMPORARY, latest)
+
+    def _publish(self, name: CommitName, manifest: bytes, attempt: int) -> None:
+        folder, final = self.path_of(name), self.path_of(name, MANIFEST)
+        self.env.sync_directory(folder)
+        self.env.write_file(final + _TEMPORARY, manifest, exclusive=True)
+        self._attempts.check(attempt)
+        self.env.rename(final + _TEMPORARY, final)
+        self.env.sync_directory(folder)
+        self.env.sync_directory(self.where)
+        self._attempts.check(attempt)
+
+    def abandon(self, name: CommitName) -> None:
+        with self._lock, contextlib.suppress(OSError):
+            self._open.discard(name)
+            if self._folders.is_published(name) and self._is_fenced():
+                return  # the newer owner may have accepted it
+            if self._attempt is not None:
+                self._spares.discard()  # most saves fail because the disk is full
+            self._folders.remove(name)
+
+    def take_spare(self, name: CommitName, file_name: str, size_bytes: int) -> bool:
+        return self._spares.take(self.path_of(name, file_name), size_bytes)
+
+    # --- retention ------------------------------------------------------------------------------
+
+    def retain(
+        self, keep: int, keep_every: int | None = None, verified: CommitName | None = None
+    ) -> list[CommitName]:
+        """Retire what `to_keep` does not name, the oldest first, and clear dead folders away.
+
+        Does nothing for who is not, or not any more, the owner. Raises the first OSError, after
+        the other folders have had their turn."""
+        with self._lock:
+            if self._attempt is None or self._is_fenced():
+                return []
+            counted = self._counted(keep)
+            kept = to_keep(counted, keep, keep_every, verified)
+            retired: list[CommitName] = []
+            failure: OSError | None = None
+            for name in reversed(counted):
+                if name in kept:
+                    continue
+                if self._is_fenced():
+                    return retired
+                try:
+                    self._folders.retire(name)
+                except OSError as error:
+                    failure = failure or error
+                self._published.discard(name)
+                retired.append(name)
+            self._clear_dead(self._attempt)
+            if failure is not None:
+                raise failure
+            return retired
+
+    def _counted(self, keep: int) -> list[CommitName]:
+        """The commits that count, newest first, as `committed` says, but without looking into each
+        folder: only the newest `keep`, on which the others' removal rests, are looked at again."""
+        found: list[CommitName] = []
+        for name in sorted(self._folders.list(), reverse=True):
+            if not self._acceptance.counts(name) or name in self._open:
+                continue
+            is_known = name in self._published and len(found) >= keep
+            if is_known or self._folders.is_published(name):
+                found.append(name)
+        self._published = set(found)
+        return found
+
+    def _clear_dead(self, attempt: int) -> None:
+        """Remove saves that nobody goes on with: of earlier attempts what does not count, of this
+        one what was abandoned but could not be removed. Never recycled: an earlier owner that
+        still lives may be writing there."""
+        for name in self._folders.list():
+            if name.attempt <= attempt and name not in self._published | self._open:
+                self._folders.remove(name)
+
+    def close(self) -> None:
+        with self._lock:
+            if os.getpid() != self._pid:
+                return
+            if self._attempt is not None:
+                with contextlib.suppress(OSError):
+                    if not self._is_fenced():
+                        self._spares.discard()
+            self._attempt = None
+            self._owner.release()
