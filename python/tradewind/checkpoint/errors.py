@@ -6,16 +6,8 @@ from __future__ import annotations
 
 from tradewind._core import native
 
-if hasattr(native, "CheckpointError"):
-    CheckpointError = native.CheckpointError
-    DamagedCheckpointError = native.DamagedCheckpointError
-else:
-
-    class CheckpointError(RuntimeError):  # type: ignore[no-redef]
-        """A checkpoint cannot be written or read."""
-
-    class DamagedCheckpointError(CheckpointError):  # type: ignore[no-redef]
-        """The bytes of a checkpoint are not those that were written."""
+CheckpointError = native.CheckpointError
+DamagedCheckpointError = native.DamagedCheckpointError
 
 
 class FencedError(CheckpointError):

@@ -1,4 +1,4 @@
-"""Values that say how ranks hold them: parts of one logical tensor, and what each rank has alone."""
+"""Values that say how ranks hold them: parts of one logical tensor, and what each has alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tradewind.checkpoint.dtypes import NAME_OF
+from tradewind.checkpoint.dtypes import dtype_name
 
 
 class PartialTensor:
@@ -30,10 +30,7 @@ class PartialTensor:
         self.shape = tuple(int(size) for size in shape)
         self.dtype = dtype
         self.parts = [(int(start), part.detach()) for start, part in parts]
-        if dtype not in NAME_OF:
-            raise TypeError(
-                f"PartialTensor: dtype: expected one that safetensors has a name for, got {dtype}"
-            )
+        dtype_name(dtype)
         if any(size < 0 for size in self.shape):
             raise ValueError(f"PartialTensor: shape: expected sizes from 0, got {self.shape}")
         end = 0
@@ -43,16 +40,15 @@ class PartialTensor:
                     f"PartialTensor: part at {start}: expected a flat contiguous tensor of "
                     f"{dtype}, got shape {list(part.shape)} of {part.dtype}"
                 )
-            if start < end or start + part.numel() > self.num_elements:
+            if start < end or start + part.numel() > self.numel():
                 raise ValueError(
                     f"PartialTensor: part at {start} of {part.numel()} elements: expected parts "
-                    f"that ascend without overlap within {self.num_elements} elements"
+                    f"that ascend without overlap within {self.numel()} elements"
                 )
             end = start + part.numel()
 
-    @property
-    def num_elements(self) -> int:
-        """Of the logical tensor."""
+    def numel(self) -> int:
+        """Elements of the logical tensor."""
         return math.prod(self.shape)
 
     def __repr__(self) -> str:

@@ -18,11 +18,16 @@ def loads(data: bytes, where: str) -> object:
     of thousands of digits, nesting that Python cannot follow, half a surrogate pair.
     """
     try:
-        value: object = _DECODER.decode(data.decode("utf-8"))
+        text = data.decode("utf-8")
+        value: object = _DECODER.decode(text)
+        if "\\ud" in text or "\\uD" in text:
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeDecodeError as error:
         raise DamagedCheckpointError(
             f"{where}: expected UTF-8 text, got byte 0x{data[error.start]:02x} at {error.start}"
         ) from None
+    except UnicodeEncodeError:
+        raise DamagedCheckpointError(f"{where}: a text has half a surrogate pair") from None
     except RecursionError:
         raise DamagedCheckpointError(f"{where}: nested deeper than this reader follows") from None
     except ValueError as error:
