@@ -28,7 +28,7 @@ class CommitFolders:
         folder = os.path.join(self._path, name.folder)
         return folder if file_name is None else os.path.join(folder, file_name)
 
-    def list(self) -> list[CommitName]:
+    def names(self) -> list[CommitName]:
         """All folders of saves, in any order, whether they are commits or not."""
         try:
             entries = self._env.list_directory(self._path)
@@ -65,13 +65,12 @@ class CommitFolders:
             return
         if MANIFEST in files:
             self._remove_file(name, MANIFEST)
-        shards = [self.path_of(name, file) for file in files if parse_shard(file)]
-        freed = self._spares.wanted(shards)
+        shards = {self.path_of(name, file): file for file in files if parse_shard(file)}
+        freed = self._spares.wanted(list(shards))
         if freed:
             self._env.sync_directory(self.path_of(name))
-            for path in freed:
-                self._spares.put(path)
-        self._remove_rest(name, files)
+        moved = {shards[path] for path in freed if self._spares.put(path)}
+        self._remove_rest(name, [file for file in files if file not in moved])
 
     def _remove_rest(self, name: CommitName, files: list[str]) -> None:
         for file in files:

@@ -31,9 +31,10 @@ from tradewind.checkpoint.errors import (
     VanishedCheckpointError,
 )
 from tradewind.checkpoint.folders import CommitFolders
+from tradewind.checkpoint.locks import lock_shared
 from tradewind.checkpoint.names import LATEST, LOCK, MANIFEST, SPARE, CommitName
 from tradewind.checkpoint.owner import Owner
-from tradewind.checkpoint.spares import Spares, shared
+from tradewind.checkpoint.spares import Spares
 
 MAX_MANIFEST_BYTES = 1 << 30
 RECYCLED_FROM_BYTES = 1 << 20  # below, a sync costs more than new blocks do
@@ -85,7 +86,7 @@ class LocalDirectory(CheckpointDirectory):
                 decides = self._attempts.decide(files)
                 names = [
                     name
-                    for name in self._folders.list()
+                    for name in self._folders.names()
                     if decides.counts(name) and self._folders.is_published(name)
                 ]
                 again = self._attempts.files()
@@ -114,13 +115,21 @@ class LocalDirectory(CheckpointDirectory):
 
     @contextlib.contextmanager
     def reading(self, name: CommitName, file_names: Iterable[str]) -> Iterator[None]:
-        with shared([self.path_of(name, file) for file in file_names]) as is_held:
-            # In this order: an owner removes the manifest before it asks for the locks.
+        with contextlib.ExitStack() as held:
+            missing: list[str] = []
+            for file_name in file_names:
+                try:
+                    lock = lock_shared(self.env, self.path_of(name, file_name))
+                except FileNotFoundError:
+                    missing.append(file_name)
+                else:
+                    held.enter_context(lock or contextlib.nullcontext())
+            # Looked for with the locks held: an owner removes the manifest, then asks for them.
             if not self._folders.is_published(name):
                 raise self._vanished(name)
-            if not is_held:
+            if missing:
                 raise DamagedCheckpointError(
-                    f"{self.path_of(name)!r}: a file that its manifest names is missing"
+                    f"{self.path_of(name, missing[0])!r}: missing, but the manifest names it"
                 )
             yield
 
@@ -179,7 +188,6 @@ class LocalDirectory(CheckpointDirectory):
         """The attempt of this owner, claimed anew where the directory was emptied under it."""
         attempt = self.claim()
         if self._attempts.check(attempt):
-            self._owner.acquire()  # where a dead owner's children held the lock before
             return attempt
         self._attempt = None
         self._owner.release()
@@ -279,7 +287,7 @@ class LocalDirectory(CheckpointDirectory):
         """The commits that count, newest first, as `committed` says, but without looking into each
         folder: only the newest `keep`, on which the others' removal rests, are looked at again."""
         found: list[CommitName] = []
-        for name in sorted(self._folders.list(), reverse=True):
+        for name in sorted(self._folders.names(), reverse=True):
             if not self._acceptance.counts(name) or name in self._open:
                 continue
             is_known = name in self._published and len(found) >= keep
@@ -292,7 +300,7 @@ class LocalDirectory(CheckpointDirectory):
         """Remove saves that nobody goes on with: of earlier attempts what does not count, of this
         one what was abandoned but could not be removed. Never recycled: an earlier owner that
         still lives may be writing there."""
-        for name in self._folders.list():
+        for name in self._folders.names():
             if name.attempt <= attempt and name not in self._published | self._open:
                 self._folders.remove(name)
 

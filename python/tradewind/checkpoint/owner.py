@@ -1,14 +1,13 @@
 """One live owner per directory and machine: an flock on `.lock`, the content of which names it.
 
 A courtesy, not the safety: owners on other machines, or on a file system without locks, are told
-apart by their attempts (claims.py). A forked child (a loader's worker) shares the lock and may
-outlive a killed owner; the content then names a process that is gone, and does not block.
+apart by their attempts (claims.py). The kernel frees a killed owner's lock, and Env sees to it that
+forked children (a loader's workers), which may outlive the owner, do not have it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import socket
@@ -18,10 +17,9 @@ from pathlib import Path
 
 from tradewind._core import native
 from tradewind.checkpoint.errors import DirectoryInUseError
+from tradewind.checkpoint.locks import NO_LOCKS
 
-_NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 _MAX_CONTENT_BYTES = 4096
-_GONE_STATES = "ZX"
 
 
 class Owner:
@@ -41,7 +39,7 @@ class Owner:
         try:
             self._lock = self._env.lock_file(self._path, exclusive=True)
         except OSError as error:
-            if error.errno not in _NO_LOCKS:
+            if error.errno not in NO_LOCKS:
                 raise
             self._locks_exist = False
             warnings.warn(
@@ -50,9 +48,7 @@ class Owner:
                 stacklevel=2,
             )
         if self._lock is None and self._locks_exist:
-            other = _read(self._env, self._path)
-            if _is_this_process(other) or not _is_gone(other):
-                raise _refusal(self._folder, other)
+            raise _refusal(self._folder, _read(self._env, self._path))
         with contextlib.suppress(OSError):  # the name serves the text of a refusal only
             self._env.write_file(self._path, json.dumps(facts()).encode() + b"\n", sync=False)
 
@@ -69,8 +65,6 @@ def facts() -> dict[str, object]:
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "boot_id": _text("/proc/sys/kernel/random/boot_id"),
-        "pid_namespace": _link("/proc/self/ns/pid"),
-        "process_began_ticks": _began_ticks(os.getpid())[0],
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
 
@@ -94,25 +88,7 @@ def parse(data: bytes) -> dict[str, object]:
 
 def _is_this_process(owner: dict[str, object]) -> bool:
     mine = facts()
-    return all(owner.get(key) == mine[key] for key in ("pid", "boot_id", "pid_namespace", "host"))
-
-
-def _is_gone(owner: dict[str, object]) -> bool:
-    """Whether the process is known to have ended: only one that this kernel would show us."""
-    pid = owner.get("pid")
-    boot, namespace = _text("/proc/sys/kernel/random/boot_id"), _link("/proc/self/ns/pid")
-    if not isinstance(pid, int) or not boot or not namespace:
-        return False
-    if owner.get("boot_id") != boot or owner.get("pid_namespace") != namespace:
-        return False
-    began, state = _began_ticks(pid)
-    return began is None or began != owner.get("process_began_ticks") or state in _GONE_STATES
-
-
-def _began_ticks(pid: int) -> tuple[int | None, str]:
-    """When the process began, in clock ticks since boot, and its state; (None, "") for none."""
-    fields = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    return (int(fields[19]), fields[0]) if len(fields) > 19 else (None, "")
+    return all(owner.get(key) == mine[key] for key in ("host", "boot_id", "pid"))
 
 
 def _read(env: native.Env, path: str) -> dict[str, object]:
@@ -125,13 +101,6 @@ def _read(env: native.Env, path: str) -> dict[str, object]:
 def _text(path: str) -> str:
     try:
         return Path(path).read_text(errors="replace").strip()
-    except OSError:
-        return ""
-
-
-def _link(path: str) -> str:
-    try:
-        return os.readlink(path)
     except OSError:
         return ""
 

@@ -9,13 +9,12 @@ in two places, not even after a power cut on a file system whose renames are not
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from tradewind._core import native
+from tradewind.checkpoint.locks import try_lock
 
 SUFFIX = ".spare"  # not that of shards: readers of whole folders must not take them for such
 
@@ -36,8 +35,11 @@ class Spares:
 
     def put(self, path: str) -> bool:
         """Take in the file at `path`, of a commit that is gone durably. False: it is in use."""
-        with exclusive(path) as is_locked:
-            if not is_locked or not self._is_worthy(path):
+        lock = try_lock(self._env, path)
+        if lock is None:
+            return False
+        with lock:
+            if not self._is_worthy(path):
                 return False
             target = os.path.join(self._folder, secrets.token_hex(8) + SUFFIX)
             if self._env.status(self._folder) is None:
@@ -56,8 +58,11 @@ class Spares:
         sizes = {name: self._size(name) for name in self._files()}
         for name in sorted(sizes, key=lambda each: abs(sizes[each] - size_bytes)):
             source = os.path.join(self._folder, name)
-            with exclusive(source) as is_locked:
-                if not is_locked or not self._is_worthy(source):
+            lock = try_lock(self._env, source) if self._is_worthy(source) else None
+            if lock is None:
+                continue
+            with lock:
+                if not self._is_worthy(source):  # a hard link, or made anew by the lock
                     continue
                 try:
                     self._env.rename(source, path)
@@ -92,43 +97,3 @@ class Spares:
             and status.num_links == 1
             and status.size_bytes >= self._smallest_bytes
         )
-
-
-@contextlib.contextmanager
-def exclusive(path: str) -> Iterator[bool]:
-    """Hold the exclusive lock of an existing file, if nobody holds any; never waits."""
-    descriptor = _lock(path, os.O_RDWR, fcntl.LOCK_EX)
-    try:
-        yield descriptor is not None
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
-
-
-@contextlib.contextmanager
-def shared(paths: Sequence[str]) -> Iterator[bool]:
-    """Hold shared locks of existing files; False where one is missing or being taken in."""
-    with contextlib.ExitStack() as held:
-        for path in paths:
-            descriptor = _lock(path, os.O_RDONLY, fcntl.LOCK_SH)
-            if descriptor is None:
-                yield False
-                return
-            held.callback(os.close, descriptor)
-        yield True
-
-
-def _lock(path: str, flags: int, kind: int) -> int | None:
-    """The descriptor that holds the lock, None: refused. Neither makes nor changes anything."""
-    try:
-        descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except OSError as error:
-        if kind == fcntl.LOCK_SH and error.errno not in (errno.EAGAIN, errno.EACCES):
-            return descriptor  # a file system without locks, on which nothing is recycled either
-        os.close(descriptor)
-        return None
-    return descriptor
