@@ -46,7 +46,7 @@ class ShardFile:
     block_crc32c: bytes
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Piece:
     """Elements [start, start + count) of a tensor, in row-major order: in file number `file`, from
     byte `offset_bytes` of the file, within what safetensors calls `key` there."""
@@ -58,7 +58,7 @@ class Piece:
     count: int
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class TensorEntry:
     """A logical tensor. `dtype`: name of safetensors; `pieces`: ascending, each element once."""
 
@@ -109,9 +109,9 @@ def encode(manifest: Manifest) -> bytes:
         "tensors": {
             name: {
                 "dtype": tensor.dtype,
-                "shape": [*tensor.shape],
+                "shape": tensor.shape,
                 "pieces": [
-                    [piece.file, piece.key, piece.offset_bytes, piece.start, piece.count]
+                    (piece.file, piece.key, piece.offset_bytes, piece.start, piece.count)
                     for piece in tensor.pieces
                 ],
             }
@@ -243,16 +243,19 @@ def _file(members: Any, idx: int) -> ShardFile:
 
 
 def _tensor(members: Any, name: str) -> TensorEntry:
+    if type(members) is dict and members.keys() == _TENSOR_MEMBERS:
+        dtype, shape, pieces = members["dtype"], members["shape"], members["pieces"]
+        if type(dtype) is str and type(shape) is list and type(pieces) is list:
+            for size in shape:
+                if type(size) is not int:
+                    raise Defect(f"tensor {excerpt(name)}: shape", "integers", size)
+            return TensorEntry(dtype, tuple(shape), [_piece(piece, name) for piece in pieces])
     what = f"tensor {excerpt(name)}"
     _expect_members(_object(members, what), _TENSOR_MEMBERS, what)
-    shape = _list(members["shape"], f"{what}: shape")
-    for size in shape:
-        _integer(size, f"{what}: shape")
-    pieces = [_piece(piece, what) for piece in _list(members["pieces"], f"{what}: pieces")]
-    return TensorEntry(_text(members["dtype"], f"{what}: dtype"), tuple(shape), pieces)
+    raise Defect(what, "a text as dtype, lists as shape and pieces", members)
 
 
-def _piece(items: Any, what: str) -> Piece:
+def _piece(items: Any, name: str) -> Piece:
     if type(items) is list and len(items) == 5:
         file, key, offset_bytes, start, count = items
         if (
@@ -263,7 +266,8 @@ def _piece(items: Any, what: str) -> Piece:
             and type(count) is int
         ):
             return Piece(file, key, offset_bytes, start, count)
-    raise Defect(f"{what}: piece", "[file, key, offset, start, count]", items)
+    what = f"tensor {excerpt(name)}: piece"
+    raise Defect(what, "[file, key, offset, start, count]", items)
 
 
 def _expect_members(members: dict[str, Any], expected: frozenset[str], what: str) -> None:

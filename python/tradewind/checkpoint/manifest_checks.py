@@ -26,6 +26,7 @@ MAX_FILES = 1_000_000
 MAX_DIMENSIONS = 64  # of torch
 
 _MAX_BYTES = 2**63 - 1
+_ELEMENT_BYTES = {dtype: bits // 8 for dtype, bits in BITS_OF.items() if bits % 8 == 0}
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=@+-]{0,254}")
 
 
@@ -101,34 +102,37 @@ def _check_distinct(files: Sequence[ShardFile]) -> None:
 
 
 def _check_tensor(tensor: TensorEntry, name: str, file_sizes: Sequence[int]) -> None:
-    what = f"tensor {excerpt(name)}"
-    bits = BITS_OF.get(tensor.dtype, 0)
-    if not bits or bits % 8:
-        raise Defect(f"{what}: dtype", "one of safetensors", tensor.dtype)
-    element_bytes = bits // 8
-    shape = tensor.shape
+    dtype, shape = tensor.dtype, tensor.shape
+    element_bytes = _ELEMENT_BYTES.get(dtype)
+    if element_bytes is None:
+        raise _defect(name, "dtype", "one of safetensors", dtype)
     if len(shape) > MAX_DIMENSIONS or (shape and not 0 <= min(shape) <= max(shape) <= _MAX_BYTES):
-        raise Defect(f"{what}: shape", f"at most {MAX_DIMENSIONS} sizes from 0", [*shape])
+        raise _defect(name, "shape", f"at most {MAX_DIMENSIONS} sizes from 0", [*shape])
     num_elements = math.prod(shape)
     if num_elements * element_bytes > _MAX_BYTES:
-        raise Defect(f"{what}: shape", "less than 2**63 bytes", [*shape])
+        raise _defect(name, "shape", "less than 2**63 bytes", [*shape])
     at = 0
     for piece in tensor.pieces:
-        if not 0 <= piece.file < len(file_sizes):
-            raise Defect(f"{what}: file", f"a number below {len(file_sizes)}", piece.file)
+        file, start, count = piece.file, piece.start, piece.count
+        if not 0 <= file < len(file_sizes):
+            raise _defect(name, "file", f"a number below {len(file_sizes)}", file)
         if not piece.key:
-            raise Defect(f"{what}: key", "a name", piece.key)
-        if piece.start != at:
-            raise Defect(f"{what}: {_gap(piece.start, at)}", f"a piece from {at}", piece.start)
-        if piece.count < 1 and (num_elements or piece.count):
-            raise Defect(f"{what}: count", "elements", piece.count)
-        at += piece.count
-        end = piece.offset_bytes + piece.count * element_bytes
-        if not 8 <= piece.offset_bytes <= end <= file_sizes[piece.file]:
-            expected = f"bytes within the {file_sizes[piece.file]} of file {piece.file}"
-            raise Defect(f"{what}: offset", expected, [piece.offset_bytes, end])
+            raise _defect(name, "key", "a name", piece.key)
+        if start != at:
+            raise _defect(name, _gap(start, at), f"a piece from {at}", start)
+        if count < 1 and (num_elements or count):
+            raise _defect(name, "count", "elements", count)
+        at += count
+        end = piece.offset_bytes + count * element_bytes
+        if not 8 <= piece.offset_bytes <= end <= file_sizes[file]:
+            expected = f"bytes within the {file_sizes[file]} of file {file}"
+            raise _defect(name, "offset", expected, [piece.offset_bytes, end])
     if at != num_elements:
-        raise Defect(f"{what}: pieces", f"{num_elements} elements for {[*shape]}", at)
+        raise _defect(name, "pieces", f"{num_elements} elements for {[*shape]}", at)
+
+
+def _defect(name: str, what: str, expected: str, got: object) -> Defect:
+    return Defect(f"tensor {excerpt(name)}: {what}", expected, got)
 
 
 def _gap(start: int, at: int) -> str:
