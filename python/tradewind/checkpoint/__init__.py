@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tradewind.checkpoint.checkpointer import Checkpointer as Checkpointer
     from tradewind.checkpoint.errors import CheckpointError as CheckpointError
     from tradewind.checkpoint.errors import DamagedCheckpointError as DamagedCheckpointError
     from tradewind.checkpoint.errors import DirectoryInUseError as DirectoryInUseError
@@ -21,9 +22,11 @@ if TYPE_CHECKING:
     from tradewind.checkpoint.errors import VanishedCheckpointError as VanishedCheckpointError
     from tradewind.checkpoint.parts import PartialTensor as PartialTensor
     from tradewind.checkpoint.parts import PerRank as PerRank
+    from tradewind.checkpoint.save import Save as Save
 
 _MODULE_OF = {
     "CheckpointError": "errors",
+    "Checkpointer": "checkpointer",
     "DamagedCheckpointError": "errors",
     "DirectoryInUseError": "errors",
     "FencedError": "errors",
@@ -31,6 +34,7 @@ _MODULE_OF = {
     "NotACheckpointDirectoryError": "errors",
     "PartialTensor": "parts",
     "PerRank": "parts",
+    "Save": "save",
     "StateMismatchError": "errors",
     "VanishedCheckpointError": "errors",
 }

@@ -1,0 +1,419 @@
+"""Checkpoints of any state in a directory: saved while training goes on, committed crash-safe,
+restored exactly."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import queue
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import timedelta
+from types import TracebackType
+from typing import Any
+
+import torch.distributed as dist
+
+from tradewind._core import native
+from tradewind.checkpoint.errors import CheckpointError
+from tradewind.checkpoint.local_directory import LocalDirectory
+from tradewind.checkpoint.names import MAX_STEP, CommitName
+from tradewind.checkpoint.ranks import Ranks
+from tradewind.checkpoint.restoring import CommitReader, give_fresh
+from tradewind.checkpoint.save import Save
+from tradewind.checkpoint.saving import Prepared, Ranges, Saver
+from tradewind.checkpoint.search import Found, Search, names_of, open_commit
+from tradewind.checkpoint.targets import Filling, json_values, match, replace, stored_in
+
+BLOCK_BYTES = 4 << 20
+NUM_THREADS = 16
+_BLOCK_UNIT_BYTES = 4096
+
+# (kind, text): "save-failed", "retention-failed", "passed-over".
+OnEvent = Callable[[str, str], None]
+
+
+class Checkpointer:
+    """Saves and restores states in the directory `path`.
+
+    ::
+
+        with tw.Checkpointer("checkpoints", keep=3) as checkpointer:
+            step = checkpointer.restore(state) or 0
+            ...
+            checkpointer.save(state, step=step)   # returns at once; the disk is written meanwhile
+        # close() waits for the last save
+
+    A state is any nested dict, list or tuple of tensors and JSON values; modules, optimizers and
+    whatever has `state_dict` and `load_state_dict` stand in it as themselves. A checkpoint exists
+    from the moment that all of it is on disk and its manifest was renamed to its place; what a
+    crash leaves before that is never restored.
+
+    Where `torch.distributed` is up, every rank of `process_group` makes its own Checkpointer of one
+    shared directory and calls the same methods in the same order. A state is then alike on all
+    ranks, but for what stands in `PerRank(...)` and `PartialTensor(...)`; each rank writes a part.
+
+    Args:
+        path: the directory; made where missing. One live owner at a time saves there.
+        keep: how many of the newest checkpoints stay, at least 1.
+        keep_every: checkpoints of steps that are multiples of this stay too.
+        process_group: the ranks that save together; None: the default group, where there is one.
+        deadline: how long writing, and waiting for other ranks, may take.
+        block_bytes: of what a checksum covers, a multiple of 4096.
+        num_threads: of writing and of reading.
+        on_event: called with (kind, text) for what is told by a warning otherwise: a save that
+            failed, a checkpoint that was passed over.
+
+    Thread-safe, but for `restore`, which fills memory of the caller's. In a forked child it can do
+    nothing, and `close()` does nothing.
+
+    Raises:
+        NotACheckpointDirectoryError: the path is taken by something else; nothing was touched.
+        ValueError, TypeError: an argument that is not as described.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        keep: int = 3,
+        keep_every: int | None = None,
+        *,
+        process_group: dist.ProcessGroup | None = None,
+        deadline: timedelta = timedelta(minutes=10),
+        block_bytes: int = BLOCK_BYTES,
+        num_threads: int = NUM_THREADS,
+        on_event: OnEvent | None = None,
+        env: native.Env | None = None,
+    ) -> None:
+        _check_count("keep", keep)
+        if keep_every is not None:
+            _check_count("keep_every", keep_every)
+        _check_count("num_threads", num_threads)
+        _check_count("block_bytes", block_bytes)
+        if block_bytes % _BLOCK_UNIT_BYTES:
+            raise ValueError(
+                f"block_bytes: expected a multiple of {_BLOCK_UNIT_BYTES}, got {block_bytes}"
+            )
+        if deadline <= timedelta(0):
+            raise ValueError(f"deadline: expected a positive duration, got {deadline}")
+        self.keep, self.keep_every = keep, keep_every
+        self._env = env if env is not None else native.posix_env()
+        self._directory = LocalDirectory(path, self._env)
+        self._directory.check()
+        self._ranks = Ranks(process_group, deadline=deadline)
+        self._deadline_s = deadline.total_seconds()
+        self._saver = Saver(
+            self._directory,
+            self._ranks,
+            self._env,
+            block_bytes=block_bytes,
+            num_threads=num_threads,
+            deadline=deadline,
+        )
+        self._on_event = on_event
+        opener = open_commit(self._directory, self._env, num_threads)
+        self._open_commit = opener
+        self._search = Search(self._directory, self._ranks, opener, self._pass_over)
+        self._owner_pid = os.getpid()
+        self._lock = threading.Lock()  # save(), wait() and close() from several threads
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._last: Save | None = None
+        self._parent: str | None = None
+        self._verified: CommitName | None = None
+        self._durable: tuple[int, float] | None = None
+        self._is_owner = False
+        self._is_closed = False
+        self.restored: Any = None
+        self.not_restored: list[str] = []
+        _open_ones.add(self)
+
+    @property
+    def path(self) -> str:
+        """The directory."""
+        return self._directory.where
+
+    # --- saving ---------------------------------------------------------------------------------
+
+    def own(self) -> None:
+        """Become the directory's owner, as the first `save` does.
+
+        Raises CheckpointError where a live owner can be seen, OSError for a directory that cannot
+        be written.
+        """
+        self._check_open()
+        if not self._is_owner:
+            first = self._ranks.is_first
+            self._ranks.together("own", lambda: self._directory.claim() if first else None)
+            self._is_owner = True
+
+    def save(
+        self,
+        state: Any,
+        *,
+        step: int,
+        in_place: Ranges = (),
+        facts: dict[str, Any] | None = None,
+    ) -> Save:
+        """Begin to save `state` as `step`, and return as soon as nothing of it can change under
+        the save. An earlier save that still runs is waited for.
+
+        Args:
+            step: from 0; of two saves of one step the later one counts.
+            in_place: (address, bytes) of memory that only Tradewind's sweeps write: tensors in it
+                are written from where they lie, and the next sweep waits, range by range, for what
+                is not written yet. All else is copied.
+            facts: JSON values for the manifest, for people and tools.
+
+        Returns a `Save`: `.wait()` blocks until it is durable or raises why it is not. A save that
+        fails is told by a warning, and the next one is tried as if nothing had been.
+
+        Raises TypeError for what a checkpoint cannot hold, by name, and what `own` raises.
+        """
+        self._check_open()
+        if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= MAX_STEP:
+            raise ValueError(f"step: expected a whole number from 0 to {MAX_STEP}, got {step!r}")
+        with self._lock:
+            self._await_last()
+            self.own()
+            save = Save(step)
+            prepared = self._saver.prepare(state, save, in_place, facts or {}, self._parent)
+            self._last = save
+            self._start_thread()
+            self._jobs.put((self, prepared))
+            save.returned()
+        return save
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Return once the last save is durable. Raises what it failed with, or TimeoutError."""
+        if self._last is not None:
+            self._last.wait(timeout_s)
+
+    @property
+    def last_save(self) -> Save | None:
+        """The newest one, durable or not."""
+        return self._last
+
+    @property
+    def last_durable(self) -> tuple[int, float] | None:
+        """(step, seconds since it became durable) of this process's newest commit, if any."""
+        if self._durable is None:
+            return None
+        step, at_s = self._durable
+        return step, time.monotonic() - at_s
+
+    def _await_last(self) -> None:
+        """Let the last save end, one way or the other."""
+        if self._last is not None and not self._last._done.wait(2 * self._deadline_s):
+            raise CheckpointError(
+                f"checkpoint of step {self._last.step}: neither written nor failed after "
+                f"{2 * self._deadline_s:g} s; is the disk stuck?"
+            )
+
+    def _start_thread(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=_work, args=(self._jobs,), daemon=True, name="tradewind-checkpoint"
+            )
+            self._thread.start()
+
+    def _run(self, prepared: Prepared) -> None:
+        save = prepared.save
+        try:
+            name = self._saver.commit(prepared)
+        except Exception as error:
+            self._tell("save-failed", f"checkpoint of step {save.step} failed: {error}")
+            save.failed(error)
+            return
+        self._parent, self._verified = name.folder, name
+        self._durable = (save.step, time.monotonic())
+        save.commits(name)
+        self._retain()
+        save.end()
+
+    def _retain(self) -> None:
+        if not self._ranks.is_first:
+            return
+        try:
+            self._directory.retain(self.keep, self.keep_every, self._verified)
+        except Exception as error:
+            self._tell("retention-failed", f"old checkpoints could not be removed: {error}")
+
+    # --- reading --------------------------------------------------------------------------------
+
+    def steps(self) -> list[int]:
+        """The committed steps, ascending."""
+        return names_of(self._directory.committed())
+
+    def restore(self, state: Any, step: int | None = None, *, partial: bool = False) -> int | None:
+        """Fill `state` in place from the newest checkpoint that is whole, or from `step`.
+
+        Tensors are read into their memory, modules too; other objects take theirs by
+        `load_state_dict`; JSON values take the place of those in dicts, and all of them are in
+        `.restored`. Damaged checkpoints are passed over with a line that says why.
+
+        Args:
+            partial: fill what fits and leave the rest; `.not_restored` lists it.
+
+        Returns the step, or None when there is no checkpoint yet.
+
+        Raises:
+            StateMismatchError: names, shapes or kinds differ; nothing was changed.
+            DamagedCheckpointError: there are checkpoints, and none is whole.
+            CheckpointError: no checkpoint of `step`, or another rank failed.
+        """
+        self._check_open()
+        self._await_last()
+
+        def take(reader: CommitReader) -> tuple[Any, Filling, Any]:
+            saved = reader.saved(self._ranks.rank)
+            where = f"checkpoint of step {reader.manifest.step}"
+            filling = match(state, saved, where, partial=partial)
+            wanted = [stored for _, part in filling.loads for stored in stored_in(part)]
+            fills, value_of = give_fresh(wanted)
+            reader.read([*filling.fills, *fills], verify_all=self._ranks.size == 1)
+            return saved, filling, value_of
+
+        found = self._search.run(take, step)
+        if found is None:
+            return None
+        saved, filling, value_of = found.value
+        for target, part in filling.loads:
+            target.load_state_dict(replace(part, value_of))
+        for target, key, value in filling.values:
+            target[key] = value
+        self._taken(found, saved)
+        self.not_restored = filling.problems
+        return found.name.step
+
+    def load(self, step: int | None = None) -> tuple[int, Any] | None:
+        """(step, state) of the newest checkpoint that is whole, or of `step`, with its tensors in
+        fresh memory of the CPU; None when there is none. Raises as `restore` does."""
+        self._check_open()
+        self._await_last()
+
+        def take(reader: CommitReader) -> tuple[Any, Any]:
+            saved = reader.saved(self._ranks.rank)
+            fills, value_of = give_fresh(stored_in(saved))
+            reader.read(fills, verify_all=self._ranks.size == 1)
+            return saved, value_of
+
+        found = self._search.run(take, step)
+        if found is None:
+            return None
+        saved, value_of = found.value
+        self._taken(found, saved)
+        return found.name.step, replace(saved, value_of)
+
+    def verify(self, step: int | None = None) -> int | None:
+        """Read every byte of the newest checkpoint, or of `step`, and return its step; None when
+        there is none. Raises DamagedCheckpointError that names file and block."""
+        self._check_open()
+        self._await_last()
+        names = self._directory.committed()
+        if step is not None:
+            names = [name for name in names if name.step == step]
+            if not names:
+                raise CheckpointError(f"{self.path}: has no checkpoint of step {step}")
+        if not names:
+            return None
+        with ExitStack() as stack:
+            self._open_commit(names[0], stack).verify()
+        return names[0].step
+
+    def _taken(self, found: Found, saved: Any) -> None:
+        self.restored = json_values(saved)
+        self.not_restored = []
+        self.facts = dict(found.reader.manifest.facts)
+        self._parent = self._verified_name(found.name)
+
+    def _verified_name(self, name: CommitName) -> str:
+        self._verified = name
+        return name.folder
+
+    def _pass_over(self, name: CommitName, why: str) -> None:
+        self._tell("passed-over", f"{name.folder} is passed over: {why}")
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Wait for the last save, and give the directory back. Does not raise for a save that
+        failed; `wait()` does."""
+        if self._is_closed or os.getpid() != self._owner_pid:
+            return
+        self._is_closed = True
+        try:
+            with self._lock:
+                self._await_last()
+                if self._thread is not None:
+                    self._jobs.put(None)
+                    self._thread.join(self._deadline_s)
+        finally:
+            _open_ones.discard(self)
+            self._saver.close()
+            self._directory.close()
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError(
+            "Checkpointer cannot be pickled or copied: it owns threads and a directory; make one "
+            "in the process that saves"
+        )
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise RuntimeError(f"this Checkpointer of {self.path!r} is closed; make another one")
+        if os.getpid() != self._owner_pid:
+            raise RuntimeError(
+                f"this Checkpointer of {self.path!r} belongs to process {self._owner_pid}, this is "
+                f"its child {os.getpid()}; save from the process that made it"
+            )
+
+    def _tell(self, kind: str, text: str) -> None:
+        text = f"{self.path}: {text}"
+        if self._on_event is not None:
+            self._on_event(kind, text)
+        else:
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+_Job = tuple[Checkpointer, Prepared]
+
+
+def _work(jobs: queue.SimpleQueue[_Job | None]) -> None:
+    """The thread of a Checkpointer, which may be dropped while nothing is under way."""
+    while True:
+        job = jobs.get()
+        if job is None:
+            return
+        job[0]._run(job[1])
+        del job
+
+
+_open_ones: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """A script that ends without close() still has its last checkpoint."""
+    for checkpointer in list(_open_ones):
+        checkpointer.close()
+
+
+def _check_count(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name}: expected a whole number of at least 1, got {value!r}")

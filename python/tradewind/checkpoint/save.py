@@ -1,0 +1,131 @@
+"""The handle of one save: what `Checkpointer.save` returns at once and the writing thread ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from tradewind.checkpoint.errors import CheckpointError
+from tradewind.checkpoint.names import CommitName
+from tradewind.checkpoint.staging import DeviceCopies
+
+
+class Save:
+    """One save. Any thread may read it and wait for it.
+
+    `step`; `in_place_bytes` written from where they lie and `copied_bytes` copied before `save()`
+    returned (of this rank); `stall_s`: how long `save()` held its caller; `durable_s`: from the
+    call to the commit, NaN before; `name`: its folder, once it is committed; `is_done`; `error`:
+    why it failed, None otherwise.
+    """
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.in_place_bytes = 0
+        self.copied_bytes = 0
+        self.stall_s = 0.0
+        self.durable_s = float("nan")
+        self.name: CommitName | None = None
+        self.error: Exception | None = None
+        self._begun_s = time.perf_counter()
+        self._done = threading.Event()
+        self._lock = threading.Lock()
+        self._watched: list[tuple[str, torch.Tensor, int]] = []
+        self._failure: CheckpointError | None = None
+        self._cancel: Callable[[], None] = _nothing
+        self._copies = DeviceCopies()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it is committed or has failed."""
+        return self._done.is_set()
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether it is committed."""
+        return self.is_done and self.error is None
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Return once the checkpoint is committed.
+
+        Raises the error it failed with, or TimeoutError after `timeout_s` seconds.
+        """
+        if not self._done.wait(timeout_s):
+            raise TimeoutError(
+                f"checkpoint of step {self.step}: not durable after {timeout_s:g} s; it goes on"
+            )
+        if self.error is not None:
+            raise self.error
+
+    # --- what must not change -------------------------------------------------------------------
+
+    def hold_stream(self) -> None:
+        """What is queued on GPUs from now on begins after this save's copies from them."""
+        self._copies.hold_stream()
+
+    def check_edits(self) -> None:
+        """To be called just before the owner of the memory writes it: what others have changed in
+        place since `save()` fails this save. From then on changes are the owner's."""
+        with self._lock:  # also while judging: the owner must not write before it is done
+            watched, self._watched = self._watched, []
+            self._judge(watched)
+
+    def _judge(self, watched: Sequence[tuple[str, torch.Tensor, int]]) -> None:
+        edited = [name for name, tensor, version in watched if tensor._version != version]
+        if edited and not self.is_done:
+            more = f" and {len(edited) - 3} more" if len(edited) > 3 else ""
+            self.fail(
+                CheckpointError(
+                    f"checkpoint of step {self.step}: {', '.join(edited[:3])}{more} changed in "
+                    "place while being written; edit parameters under engine.edit_parameters(), or "
+                    "call .wait() first"
+                )
+            )
+
+    # --- for the writing thread -----------------------------------------------------------------
+
+    def watch(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
+        self._watched = [(name, tensor, tensor._version) for name, tensor in tensors]
+
+    def check_untouched(self) -> None:
+        """Raise what the save was failed with, also by an edit that nobody has told yet."""
+        with self._lock:
+            watched, self._watched = self._watched, []
+            self._judge(watched)
+        if self._failure is not None:
+            raise self._failure
+
+    def fail(self, failure: CheckpointError) -> None:
+        """Give the save up; whatever was committed before stays."""
+        if self._failure is None:
+            self._failure = failure
+        self._cancel()
+
+    def cancel_by(self, cancel: Callable[[], None]) -> None:
+        """How to stop the writing that has begun."""
+        self._cancel = cancel
+        if self._failure is not None:
+            cancel()
+
+    def returned(self) -> None:
+        self.stall_s = time.perf_counter() - self._begun_s
+
+    def commits(self, name: CommitName) -> None:
+        """It is durable. `end()` says so to those who wait."""
+        self.name = name
+        self.durable_s = time.perf_counter() - self._begun_s
+
+    def failed(self, error: Exception) -> None:
+        self.error = error
+        self.end()
+
+    def end(self) -> None:
+        self._cancel = _nothing
+        self._watched = []
+        self._done.set()
+
+
+def _nothing() -> None: ...

@@ -1,0 +1,144 @@
+"""Which commit is restored: the newest one that is whole, the same on every rank. Damaged ones are
+passed over, each with a line that says why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from tradewind.checkpoint import manifest as manifests
+from tradewind.checkpoint.errors import (
+    CheckpointError,
+    DamagedCheckpointError,
+    NewerVersionError,
+    StateMismatchError,
+)
+from tradewind.checkpoint.local_directory import LocalDirectory
+from tradewind.checkpoint.names import CommitName
+from tradewind.checkpoint.ranks import Ranks
+from tradewind.checkpoint.restoring import CommitReader
+
+Passed = Callable[[CommitName, str], None]
+
+
+@dataclass(frozen=True)
+class Found:
+    """The commit that was taken, and what taking it gave."""
+
+    name: CommitName
+    reader: CommitReader
+    value: Any
+
+
+class Search:
+    """Looks through the commits of `directory` with all ranks. `passed(name, why)` is told of each
+    that is not taken."""
+
+    def __init__(
+        self, directory: LocalDirectory, ranks: Ranks, open_commit: Any, passed: Passed
+    ) -> None:
+        self._directory = directory
+        self._ranks = ranks
+        self._open = open_commit
+        self._passed = passed
+        self._num_done = 0
+
+    def run(self, take: Callable[[CommitReader], Any], step: int | None = None) -> Found | None:
+        """Let every rank `take` the newest commit, or the newest of `step`, that all can take.
+
+        Returns None where there is no commit. Raises DamagedCheckpointError where there are some
+        and none is whole, CheckpointError for a step that is not there, and StateMismatchError or
+        NewerVersionError at the first that is whole but cannot be taken.
+        """
+        topic = f"search/{self._num_done}"
+        self._num_done += 1
+        candidates = self._candidates(topic, step)
+        refused: list[str] = []
+        for number, name in enumerate(candidates):
+            found = self._try(f"{topic}/{number}", name, take)
+            if isinstance(found, Found):
+                return found
+            refused.append(f"{name.folder}: {found}")
+            self._passed(name, found)
+        if refused:
+            raise DamagedCheckpointError(
+                f"{self._directory.where}: none of its {len(refused)} checkpoints is whole: "
+                f"{'; '.join(refused)}. What was to be filled may hold parts of them; make it anew"
+            )
+        return None
+
+    def _candidates(self, topic: str, step: int | None) -> list[CommitName]:
+        def look() -> list[list[Any]] | None:
+            if not self._ranks.is_first:
+                return None
+            self._directory.check()
+            return [[n.attempt, n.step, n.id] for n in self._directory.committed()]
+
+        told = self._ranks.together(f"{topic}/candidates", look)[0]
+        names = [CommitName(*each) for each in told]
+        if step is None:
+            return names
+        of_step = [name for name in names if name.step == step]
+        if not of_step:
+            there = sorted({name.step for name in names})
+            raise CheckpointError(
+                f"{self._directory.where}: has no checkpoint of step {step}; "
+                + (f"there are {', '.join(map(str, there))}" if there else "there is none")
+            )
+        return of_step
+
+    def _try(
+        self, topic: str, name: CommitName, take: Callable[[CommitReader], Any]
+    ) -> Found | str:
+        """The commit taken by all ranks, or why it cannot be."""
+        error: Exception | None = None
+        value: Any = None
+        reader: CommitReader | None = None
+        try:
+            with ExitStack() as stack:
+                reader = self._open(name, stack)
+                value = take(reader)
+        except (CheckpointError, OSError) as caught:
+            error = caught
+        final = isinstance(error, (StateMismatchError, NewerVersionError))
+        said = "" if error is None else f"{type(error).__name__}: {error}"
+        told = self._ranks.gather(topic, [said, final])
+        failed = [(rank, text, end) for rank, (text, end) in enumerate(told) if text]
+        if not failed:
+            assert reader is not None
+            return Found(name, reader, value)
+        if error is not None and final:
+            raise error
+        text = "; ".join(self._who(rank, text) for rank, text, _ in failed)
+        if any(end for _, _, end in failed):
+            raise StateMismatchError(text)
+        return str(error) if error is not None and self._ranks.size == 1 else text
+
+    def _who(self, rank: int, text: str) -> str:
+        return text if self._ranks.size == 1 else f"rank {rank}: {text}"
+
+
+def open_commit(
+    directory: LocalDirectory, env: Any, num_threads: int
+) -> Callable[[CommitName, ExitStack], CommitReader]:
+    """Opens commits of a directory; while the stack lives, no owner overwrites their files."""
+
+    def open_one(name: CommitName, stack: ExitStack) -> CommitReader:
+        where = f"{directory.where}/{name.folder}"
+        manifest = manifests.decode(directory.read_manifest(name), where)
+        if (manifest.step, manifest.attempt, manifest.id) != (name.step, name.attempt, name.id):
+            raise DamagedCheckpointError(
+                f"{where}: its manifest is that of step {manifest.step}, attempt "
+                f"{manifest.attempt}, {manifest.id}"
+            )
+        stack.enter_context(directory.reading(name, [file.name for file in manifest.files]))
+        return CommitReader(env, directory.path_of(name), manifest, num_threads=num_threads)
+
+    return open_one
+
+
+def names_of(steps: Sequence[CommitName]) -> list[int]:
+    """Their steps, ascending, each once."""
+    return sorted({name.step for name in steps})
