@@ -71,8 +71,10 @@ target_compile_options(tradewind_torch PRIVATE -Wno-conversion)
 Python_add_library(_native MODULE WITH_SOABI
   csrc/bindings/module.cpp
   csrc/bindings/arena.cpp
+  csrc/bindings/checkpoint.cpp
   csrc/bindings/collective.cpp
   csrc/bindings/cuda.cpp
+  csrc/bindings/env.cpp
   csrc/bindings/exceptions.cpp
   csrc/bindings/optimizer.cpp
   csrc/bindings/share.cpp

@@ -95,7 +95,10 @@ void register_arena(py::module_& module) {
            "Copies parameters whose memory left the arena back in; returns their indices.")
       .def_property_readonly("layout", &ParameterArena::layout,
                              py::return_value_policy::reference_internal)
-      .def_property_readonly("size_bytes", &ParameterArena::size_bytes);
+      .def_property_readonly("size_bytes", &ParameterArena::size_bytes)
+      .def(
+          "memory_ranges", [](const ParameterArena& self) { return addresses_of(self.memory()); },
+          "(address, size in bytes) of each arena in host memory; [] where they are a device's.");
   refuse_copies(arena, "ParameterArena");
 }
 

@@ -108,6 +108,10 @@ void register_optimizer(py::module_& module) {
             self.hook_gradients(choose("action", action, kOnGradient));
           },
           py::arg("action"))
+      .def(
+          "memory_ranges", [](Table& self) { return addresses_of(self.parameters().memory()); },
+          "(address, size in bytes) of the arenas of states, exponents and masters: memory that "
+          "nothing but this table writes. Step counts are not in it.")
       .def("set_hot", &Table::set_hot, py::arg("measures"))
       .def("install_hooks", &Table::install_hooks)
       .def("remove_hooks", &Table::remove_hooks)

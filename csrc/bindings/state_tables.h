@@ -86,7 +86,12 @@ class StateTable : public Table {
                     const pybind11::typing::Dict<pybind11::str, pybind11::object>& entry,
                     bool is_first) {
     Handed handed{entry, {}};
-    for (NamedTensor& named : this->add_state(parameter_idx, is_first)) {
+    std::vector<NamedTensor> added;
+    {
+      const pybind11::gil_scoped_release release;  // it may wait for a save
+      added = this->add_state(parameter_idx, is_first);
+    }
+    for (NamedTensor& named : added) {
       // One key object for all parameters: look-ups then compare pointers and stay in cache.
       const auto key = pybind11::reinterpret_steal<pybind11::str>(
           PyUnicode_InternFromString(named.name.c_str()));
@@ -132,13 +137,14 @@ void bind_state_table(pybind11::class_<Table>& table) {
              const at::Tensor& values) {
             self.parameters().set_state(parameter_idx, state_idx, values);
           },
-          py::arg("parameter_idx"), py::arg("state_idx"), py::arg("values"))
+          py::arg("parameter_idx"), py::arg("state_idx"), py::arg("values"),
+          py::call_guard<py::gil_scoped_release>())
       .def(
           "set_master",
           [](Table& self, std::int64_t parameter_idx, const at::Tensor& values) {
             self.parameters().set_master(parameter_idx, values);
           },
-          py::arg("parameter_idx"), py::arg("values"))
+          py::arg("parameter_idx"), py::arg("values"), py::call_guard<py::gil_scoped_release>())
       .def("owns_states", &Table::owns_states)
       .def("release_gradients", &Table::release_gradients);
 }

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "arena/gate.h"
 #include "base/error.h"
 #include "base/subnormals.h"
 #include "step/blocks.h"
@@ -14,14 +15,35 @@ const RuleInfo& rule_of(const SweepSlot& slot) {
   return rules()[static_cast<std::size_t>(slot.rule_idx)];
 }
 
+std::int64_t master_bytes(Master master) { return master == Master::kSplit ? 2 : 4; }
+
+// How much of the row is swept at a time while a save holds memory back: all threads then follow
+// what is being written, in its order, instead of each waiting somewhere else.
+constexpr std::int64_t kGatedBlocks = 256;
+
+// Until nobody needs the old values of what a kernel is about to write.
+void wait_for_gate(const SweepRange& range) {
+  const Gate& gate = memory_gate();
+  if (gate.is_open()) return;
+  const std::int64_t count = range.num_elements;
+  gate.wait(range.parameter, count * format_bytes(range.parameter_format));
+  if (range.master_data != nullptr) {
+    gate.wait(range.master_data, count * master_bytes(range.master));
+  }
+  for (int s = 0; s < kMaxStates; ++s) {
+    if (range.states[s] == nullptr) continue;
+    gate.wait(range.states[s], count * format_bytes(range.state_formats[s]));
+    if (range.exponents[s] != nullptr) gate.wait(range.exponents[s], num_exponent_blocks(count));
+  }
+}
+
 // Elements [first, first + count) of a slot. `first` begins a norm block.
 SweepRange range_of(const SweepSlot& slot, std::int64_t first, std::int64_t count) {
   SweepRange range{};
   range.parameter = advance_bytes(slot.parameter, first * element_bytes(slot.dtype));
   range.parameter_format = format_of(slot.dtype);
   range.master = slot.master;
-  const std::int64_t master_bytes = slot.master == Master::kSplit ? 2 : 4;
-  range.master_data = advance_bytes(slot.master_data, first * master_bytes);
+  range.master_data = advance_bytes(slot.master_data, first * master_bytes(slot.master));
   range.gradient = advance_bytes(slot.gradient, first * element_bytes(slot.gradient_dtype));
   range.gradient_format = format_of(slot.gradient_dtype);
   for (int s = 0; s < kMaxStates; ++s) {
@@ -54,6 +76,7 @@ struct Sweep::Call {
     range.gradient_multiplier = options.gradient_multiplier * slot.sign;
     range.scalars = &scalars[static_cast<std::size_t>(slot.scalars_idx)];
     const int is_double = slot.dtype == DType::kFloat64 ? 1 : 0;
+    wait_for_gate(range);
     kernels.sweep[slot.rule_idx][is_double][static_cast<int>(phase)](range);
   }
 };
@@ -84,20 +107,28 @@ void Sweep::run(std::span<const SweepSlot> slots, std::span<const ScalarBlock> s
 void Sweep::run_phase(const Call& call, Phase phase, Needs needs) {
   const bool wants_changes =
       call.options.wants_changes || (needs == Needs::kNorms && phase == Phase::kUpdate);
-  call.parallel.for_ranges(
-      first_block_.back(), kGrainBlocks, [&](std::int64_t begin, std::int64_t end) {
-        visit_blocks(first_block_, begin, end, call.slots,
-                     [&](std::size_t slot_idx, std::int64_t first, std::int64_t count) {
-                       const SweepSlot& slot = call.slots[slot_idx];
-                       if (rule_of(slot).needs != needs) return;
-                       SweepRange range = range_of(slot, first, count);
-                       if (phase == Phase::kFinish) range.scale = scales_[slot_idx];
-                       const auto block = static_cast<std::size_t>(first_block_[slot_idx] +
-                                                                   first / kNormBlockElements);
-                       range.changes = wants_changes ? &block_changes_[block] : nullptr;
-                       call.run(slot, phase, range);
-                     });
-      });
+  const auto run_blocks = [&](std::int64_t begin, std::int64_t end) {
+    visit_blocks(first_block_, begin, end, call.slots,
+                 [&](std::size_t slot_idx, std::int64_t first, std::int64_t count) {
+                   const SweepSlot& slot = call.slots[slot_idx];
+                   if (rule_of(slot).needs != needs) return;
+                   SweepRange range = range_of(slot, first, count);
+                   if (phase == Phase::kFinish) range.scale = scales_[slot_idx];
+                   const auto block = static_cast<std::size_t>(first_block_[slot_idx] +
+                                                               first / kNormBlockElements);
+                   range.changes = wants_changes ? &block_changes_[block] : nullptr;
+                   call.run(slot, phase, range);
+                 });
+  };
+  std::int64_t done = 0;
+  while (done < first_block_.back()) {
+    const std::int64_t rest = first_block_.back() - done;
+    const std::int64_t count = memory_gate().is_open() ? rest : std::min(rest, kGatedBlocks);
+    call.parallel.for_ranges(count, kGrainBlocks, [&](std::int64_t begin, std::int64_t end) {
+      run_blocks(done + begin, done + end);
+    });
+    done += count;
+  }
 }
 
 // One matrix after the other, so that there is one direction at a time.

@@ -129,6 +129,17 @@ float* GroupState::step(std::size_t idx) const {
   return steps_.data == nullptr ? nullptr : reinterpret_cast<float*>(steps_.data) + idx;
 }
 
+std::vector<MemoryRange> GroupState::memory() const {
+  std::vector<MemoryRange> ranges;
+  if (!device_.is_cpu()) return ranges;
+  for (const Array& array : arrays_) {
+    for (std::size_t i = 0; i < array.arenas.size(); ++i) {
+      ranges.push_back({array.arenas[i].data, array.layout.arenas()[i].size_bytes});
+    }
+  }
+  return ranges;
+}
+
 std::vector<NamedTensor> GroupState::tensors(std::size_t idx, const at::Tensor& like) const {
   std::vector<NamedTensor> named;
   if (steps_.data != nullptr) {

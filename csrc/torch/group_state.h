@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "arena/gate.h"
 #include "arena/layout.h"
 #include "step/sweep.h"
 #include "torch/zeroed_memory.h"
@@ -48,6 +49,9 @@ class GroupState {
   // Tensors over the arrays of parameter `idx`, shaped like `like` (which must be dense), in the
   // order step, states, exponents, master.
   [[nodiscard]] std::vector<NamedTensor> tensors(std::size_t idx, const at::Tensor& like) const;
+
+  // Of all arrays but the step counts, whole arenas; none where they are a device's.
+  [[nodiscard]] std::vector<MemoryRange> memory() const;
 
   // Whether an optimizer's state dict has any entry for a parameter of this group.
   [[nodiscard]] bool is_empty() const { return arrays_.empty() && steps_.data == nullptr; }

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "step/stored_array.h"
+#include "torch/gated_write.h"
 #include "torch/parameter_checks.h"
 #include "torch/slot_tensor.h"
 
@@ -23,7 +24,7 @@ at::Tensor dense_form(const at::Tensor& parameter) {
 void write_if_other(const at::Tensor& parameter, const at::Tensor& values) {
   const at::Tensor plain = parameter.detach();
   const at::Tensor rounded = values.to(plain.options());
-  if (!plain.equal(rounded)) plain.copy_(rounded);
+  if (!plain.equal(rounded)) copy_gated(plain, rounded);
 }
 
 }  // namespace
@@ -166,7 +167,9 @@ std::vector<NamedTensor> OptimizerParameters::add_state(std::int64_t parameter_i
   entry.has_state = true;
   entry.is_first = is_first;
   // A split one is right as it is: 16-bit values lack nothing.
-  if (state.master(entry.slot_idx) == Master::kFloat32) state_of(idx, "master").copy_(parameter);
+  if (state.master(entry.slot_idx) == Master::kFloat32) {
+    copy_gated(state_of(idx, "master"), parameter);
+  }
   entry.version = version_of(parameter);
   return state.tensors(entry.slot_idx, dense_form(parameter));
 }
@@ -188,16 +191,18 @@ void OptimizerParameters::set_state(std::int64_t parameter_idx, std::int64_t sta
   const Entry& entry = entries_.at(idx);
   const Group& group = group_of(entry);
   const std::string name(group.rule().state_names[number]);
-  at::Tensor state = state_of(idx, name);
+  const at::Tensor state = state_of(idx, name);
   const Format format = group.state.format(entry.slot_idx, number);
   if (!is_blockwise(format)) {
-    state.copy_(values);
+    copy_gated(state, values);
     return;
   }
-  at::Tensor exponents = state_of(idx, name + "_exponents");
+  const at::Tensor exponents = state_of(idx, name + "_exponents");
   at::Tensor codes_there = on_cpu(state);
   at::Tensor exponents_there = on_cpu(exponents);
   const at::Tensor floats = copy_laid_out_like(on_cpu(values).to(at::kFloat), codes_there);
+  wait_for_gate(codes_there);
+  wait_for_gate(exponents_there);
   encode_blocks(static_cast<const float*>(floats.const_data_ptr()), floats.numel(),
                 format == Format::kSigned8,
                 static_cast<std::uint8_t*>(codes_there.mutable_data_ptr()),
@@ -216,14 +221,15 @@ void OptimizerParameters::set_master(std::int64_t parameter_idx, const at::Tenso
     at::Tensor low = on_cpu(state_of(idx, "master_low"));
     const at::Tensor floats = copy_laid_out_like(on_cpu(values).to(at::kFloat), low);
     at::Tensor high = low.to(at::kBFloat16);
+    wait_for_gate(low);
     split_floats(static_cast<const float*>(floats.const_data_ptr()), floats.numel(),
                  static_cast<std::uint16_t*>(high.mutable_data_ptr()),
                  static_cast<std::uint16_t*>(low.mutable_data_ptr()));
     if (!device_.is_cpu()) state_of(idx, "master_low").copy_(low);
     write_if_other(parameter, high);
   } else {
-    at::Tensor master = state_of(idx, "master");
-    master.copy_(values);
+    const at::Tensor master = state_of(idx, "master");
+    copy_gated(master, values);
     write_if_other(parameter, master);
   }
   entry.version = version_of(parameter);
@@ -269,13 +275,22 @@ void OptimizerParameters::check_options(const std::vector<GroupOptions>& groups)
   }
 }
 
+std::vector<MemoryRange> OptimizerParameters::memory() const {
+  std::vector<MemoryRange> ranges;
+  for (const auto& group : groups_) {
+    const std::vector<MemoryRange> own = group->state.memory();
+    ranges.insert(ranges.end(), own.begin(), own.end());
+  }
+  return ranges;
+}
+
 void OptimizerParameters::finish_update() {
   const c10::AutoGradMode no_grad(false);
   for (const Collected& collected : collected_) {
     // As any in-place operation: a graph that saved this parameter can tell.
     parameters_[collected.idx].unsafeGetTensorImpl()->bump_version();
   }
-  for (const WriteBack& back : write_backs_) back.parameter.detach().copy_(back.dense);
+  for (const WriteBack& back : write_backs_) copy_gated(back.parameter.detach(), back.dense);
   for (const Collected& collected : collected_) {
     entries_[collected.idx].version = version_of(parameters_[collected.idx]);
   }

@@ -130,6 +130,8 @@ class OptimizerParameters {
   [[nodiscard]] const StorageOptions& storage() const { return storage_; }
   [[nodiscard]] const std::vector<at::Tensor>& tensors() const { return parameters_; }
   [[nodiscard]] std::size_t num_groups() const { return groups_.size(); }
+  // Of all states, exponents and masters, as GroupState::memory() has it.
+  [[nodiscard]] std::vector<MemoryRange> memory() const;
   [[nodiscard]] std::size_t size() const { return parameters_.size(); }
   [[nodiscard]] Entry& entry(std::size_t idx) { return entries_[idx]; }
   [[nodiscard]] const Entry& entry(std::size_t idx) const { return entries_[idx]; }

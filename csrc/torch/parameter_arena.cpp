@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "torch/gated_write.h"
 #include "torch/slot_tensor.h"
 
 namespace tradewind {
@@ -86,7 +87,7 @@ std::byte* ParameterArena::slot_data(std::size_t idx) const {
 void ParameterArena::move_in(std::size_t idx) {
   const c10::AutoGradMode no_grad(false);
   const at::Tensor& parameter = parameters_[idx];
-  homes_[idx].copy_(parameter.detach());
+  copy_gated(homes_[idx], parameter.detach());
   // Another TensorImpl over the same storage: set_data takes the given one's storage over.
   parameter.set_data(homes_[idx].detach());
 }
@@ -110,6 +111,15 @@ std::vector<std::int64_t> ParameterArena::bring_home() {
   }
   for (const std::int64_t idx : strayed) move_in(static_cast<std::size_t>(idx));
   return strayed;
+}
+
+std::vector<MemoryRange> ParameterArena::memory() const {
+  std::vector<MemoryRange> ranges;
+  if (parameters_.empty() || !parameters_[0].device().is_cpu()) return ranges;
+  for (std::size_t i = 0; i < arenas_.size(); ++i) {
+    ranges.push_back({arenas_[i].data, layout_.arenas()[i].size_bytes});
+  }
+  return ranges;
 }
 
 std::int64_t ParameterArena::size_bytes() const {

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "arena/gate.h"
 #include "arena/layout.h"
 #include "torch/zeroed_memory.h"
 
@@ -30,6 +31,8 @@ class ParameterArena {
 
   [[nodiscard]] const Layout& layout() const { return layout_; }
   [[nodiscard]] std::int64_t size_bytes() const;
+  // Of the arenas, whole; none where they are a device's.
+  [[nodiscard]] std::vector<MemoryRange> memory() const;
 
  private:
   void check(std::size_t idx) const;

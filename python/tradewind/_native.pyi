@@ -5,6 +5,7 @@ The native core of Tradewind. Import it through tradewind._core, which checks to
 from __future__ import annotations
 
 import collections.abc
+import os
 import typing
 
 import torch
@@ -16,11 +17,17 @@ __all__: list[str] = [
     "BackwardUpdateResult",
     "Bucket",
     "C10dComm",
+    "CheckpointError",
     "CollectiveGradients",
     "CollectiveOptions",
     "CudaLibrary",
+    "DamagedCheckpointError",
     "DeviceTable",
+    "Env",
     "ExchangeStatistics",
+    "FileLock",
+    "FileStatus",
+    "GateClosing",
     "GradientRounds",
     "Layout",
     "MatrixOptions",
@@ -28,23 +35,238 @@ __all__: list[str] = [
     "NonFiniteGradient",
     "OptimizerTable",
     "ParameterArena",
+    "RecordingEnv",
     "RoundOptions",
     "Rule",
+    "ShardResult",
+    "ShardWrite",
+    "ShardWriter",
     "ShareOptions",
     "SharedGradients",
     "SharingError",
     "Slot",
     "StepReading",
     "clip_factor",
+    "close_gate",
+    "crc32c",
+    "crc32c_combine",
     "decode_blocks",
     "isa",
     "join_floats",
     "oracle_step",
+    "posix_env",
+    "read_shard",
     "rule",
     "supported_isas",
+    "wait_for_gate",
 ]
 
 class SharingError(RuntimeError): ...
+class CheckpointError(RuntimeError): ...
+class DamagedCheckpointError(CheckpointError): ...
+
+class FileStatus:
+    @property
+    def file_id(self) -> tuple[int, int]:
+        """
+        Device and inode: equal for two names of one file, as long as it lives.
+        """
+    @property
+    def is_directory(self) -> bool: ...
+    @property
+    def is_file(self) -> bool: ...
+    @property
+    def modified_s(self) -> float:
+        """
+        Since the epoch.
+        """
+    @property
+    def num_links(self) -> int: ...
+    @property
+    def size_bytes(self) -> int: ...
+
+class FileLock:
+    """
+    A lock on a file, until it is released or its process ends; forked children do not have it.
+    """
+    def __enter__(self) -> FileLock: ...
+    def __exit__(self, *args) -> None: ...
+    def release(self) -> None:
+        """
+        Idempotent.
+        """
+
+class Env:
+    """
+    A file system; all methods raise OSError with errno and filename, and release the GIL.
+    """
+    def list_directory(self, path: str) -> list[str]:
+        """
+        Sorted names, by bytes.
+        """
+    def lock_file(self, path: str, exclusive: bool) -> FileLock | None:
+        """
+        Never waits; None where another open file holds it. An exclusive lock makes a missing file, a shared one raises FileNotFoundError.
+        """
+    def make_directories(self, path: str) -> None:
+        """
+        What is missing of it; syncs each new directory's parent.
+        """
+    def make_directory(self, path: str) -> None:
+        """
+        One level; FileExistsError where the name is taken.
+        """
+    def read_file(self, path: str, max_bytes: typing.SupportsInt | typing.SupportsIndex) -> bytes:
+        """
+        OSError with EFBIG where it is larger.
+        """
+    def remove(self, path: str) -> None:
+        """
+        A file's name.
+        """
+    def remove_directory(self, path: str) -> None:
+        """
+        An empty one.
+        """
+    def rename(self, old: str, new: str) -> None:
+        """
+        Replaces what has the new name.
+        """
+    def status(self, path: str) -> FileStatus | None:
+        """
+        None where there is nothing of this name.
+        """
+    def sync_directory(self, path: str) -> None:
+        """
+        What was made, renamed and removed in it is on stable storage after this.
+        """
+    def write_file(
+        self, path: str, data: bytes, exclusive: bool = False, sync: bool = True
+    ) -> None:
+        """
+        Creates, or empties and fills; exclusive: FileExistsError where the name is taken. Its directory is not synced, and what a failure leaves is not removed.
+        """
+
+class RecordingEnv(Env):
+    """
+    The POSIX file system with a record of every call that changes something, and chosen ones failing: for tests of crashes.
+    """
+    def __init__(self, keep_data: bool = True) -> None: ...
+    def clear(self) -> None:
+        """
+        Forgets the operations, not the faults.
+        """
+    def drop_syncs(self, files: bool, directories: bool) -> None:
+        """
+        Syncs of these succeed, and are neither done nor recorded.
+        """
+    def heal(self) -> None:
+        """
+        No faults from now on.
+        """
+    def inject(
+        self,
+        index: typing.SupportsInt | typing.SupportsIndex,
+        error: typing.SupportsInt | typing.SupportsIndex = 0,
+        short_bytes: typing.SupportsInt | typing.SupportsIndex = 0,
+        sticky: bool = False,
+    ) -> None:
+        """
+        The index-th recorded call from now on, from 0, fails with this errno and does nothing; or, where it is a write, stops after short_bytes (with both: and then fails). sticky: all later ones too, until heal(); not EINTR.
+        """
+    def operations(self) -> list[dict]:
+        """
+        In the order in which they took effect. kind: create, open (to write), write, truncate, allocate, sync, rename, remove, make_directory, remove_directory, sync_directory, lock. path; to (of a rename); file: the file itself by whatever name, never used again, -1 where there was none; offset: where a write or allocation begins, the new size of a truncation; size_bytes and data written; error: an errno, or 0.
+        """
+    def refuse_direct(self, refuse: bool) -> None:
+        """
+        Files are buffered, as on a file system without direct I/O.
+        """
+
+class GateClosing:
+    """
+    Ranges of memory that no sweep may write until they are opened, at the latest when this is let go.
+    """
+    def __copy__(self, *args) -> typing.Any: ...
+    def __deepcopy__(self, *args) -> typing.Any: ...
+    def __reduce_ex__(self, *args) -> typing.Any: ...
+    def open(self) -> None:
+        """
+        All of what is left. Idempotent.
+        """
+    @property
+    def held_bytes(self) -> int: ...
+    @property
+    def waited_s(self) -> float:
+        """
+        Seconds for which at least one thread has waited for these ranges.
+        """
+
+class ShardResult:
+    @property
+    def block_crc32c(self) -> bytes:
+        """
+        u32 little-endian, one for each block of the file.
+        """
+    @property
+    def crc32c(self) -> int:
+        """
+        Of the whole file.
+        """
+    @property
+    def size_bytes(self) -> int: ...
+
+class ShardWrite:
+    """
+    A save under way.
+    """
+    def __copy__(self, *args) -> typing.Any: ...
+    def __deepcopy__(self, *args) -> typing.Any: ...
+    def __reduce_ex__(self, *args) -> typing.Any: ...
+    def cancel(self) -> None:
+        """
+        Opens the gate and ends it as soon as calls under way return; does not wait.
+        """
+    def result(self) -> ShardResult:
+        """
+        After wait(): the file is on stable storage, its name is not (sync the directory). Raises what ended it: OSError with errno and filename, ECANCELED after cancel().
+        """
+    def wait(self, timeout_s: typing.SupportsFloat | typing.SupportsIndex) -> bool:
+        """
+        Whether it is over, well or not.
+        """
+
+class ShardWriter:
+    """
+    A pool of threads that writes one shard file at a time.
+    """
+    def __copy__(self, *args) -> typing.Any: ...
+    def __deepcopy__(self, *args) -> typing.Any: ...
+    def __init__(self, num_threads: typing.SupportsInt | typing.SupportsIndex = 16) -> None: ...
+    def __reduce_ex__(self, *args) -> typing.Any: ...
+    def close(self) -> None:
+        """
+        Cancels what is under way and ends the threads. Idempotent.
+        """
+    def start(
+        self,
+        env: Env,
+        path: os.PathLike | str | bytes,
+        header: bytes,
+        regions: collections.abc.Sequence[
+            tuple[
+                typing.SupportsInt | typing.SupportsIndex,
+                typing.SupportsInt | typing.SupportsIndex,
+                typing.SupportsInt | typing.SupportsIndex,
+            ]
+        ],
+        block_bytes: typing.SupportsInt | typing.SupportsIndex = 4194304,
+        recycle: bool = False,
+        closing: GateClosing = None,
+    ) -> ShardWrite:
+        """
+        header: whole pages of 4096 bytes, at offset 0. regions: (file offset, a multiple of 4096; address; size in bytes), ascending; between them and up to the next page the file is zero. The memory stays valid until the save is over, and unchanged until `closing` lets it go. recycle: the file is there and is overwritten in place. Raises ValueError for other offsets, RuntimeError while another save is under way.
+        """
 
 class Slot:
     @property
@@ -115,6 +337,10 @@ class ParameterArena:
     def bring_home(self) -> list[int]:
         """
         Copies parameters whose memory left the arena back in; returns their indices.
+        """
+    def memory_ranges(self) -> list[tuple[int, int]]:
+        """
+        (address, size in bytes) of each arena in host memory; [] where they are a device's.
         """
     @property
     def layout(self) -> Layout: ...
@@ -206,6 +432,10 @@ class OptimizerTable:
     def install_hooks(self) -> None: ...
     def is_updating(self) -> bool: ...
     def measure(self) -> MeasureResult: ...
+    def memory_ranges(self) -> list[tuple[int, int]]:
+        """
+        (address, size in bytes) of the arenas of states, exponents and masters: memory that nothing but this table writes. Step counts are not in it.
+        """
     def missing_state(self) -> list[int]:
         """
         Indices of collected parameters that have no state yet.
@@ -621,6 +851,29 @@ def clip_factor(
     norm: typing.SupportsFloat | typing.SupportsIndex,
     max_norm: typing.SupportsFloat | typing.SupportsIndex,
 ) -> float: ...
+def close_gate(
+    ranges: collections.abc.Sequence[
+        tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]
+    ],
+) -> GateClosing:
+    """
+    ranges: (address, size in bytes). Sweeps and native writers wait for them from now on; no sweep may be under way. ValueError for a negative size.
+    """
+
+def crc32c(data: bytes, crc: typing.SupportsInt | typing.SupportsIndex = 0) -> int:
+    """
+    CRC-32C (RFC 3720) of these bytes, after those that `crc` is the sum of.
+    """
+
+def crc32c_combine(
+    first: typing.SupportsInt | typing.SupportsIndex,
+    second: typing.SupportsInt | typing.SupportsIndex,
+    second_bytes: typing.SupportsInt | typing.SupportsIndex,
+) -> int:
+    """
+    CRC-32C of two runs of bytes one after the other, from their own and the second's size.
+    """
+
 def decode_blocks(codes: torch.Tensor, exponents: torch.Tensor, has_sign: bool) -> torch.Tensor:
     """
     What 8-bit state stands for, in float32.
@@ -651,8 +904,41 @@ def oracle_step(
     One step in float64, element by element: (new parameter, new states).
     """
 
+def posix_env() -> Env:
+    """
+    The system's own file system; one a process.
+    """
+
+def read_shard(
+    env: Env,
+    path: os.PathLike | str | bytes,
+    size_bytes: typing.SupportsInt | typing.SupportsIndex,
+    block_bytes: typing.SupportsInt | typing.SupportsIndex,
+    block_crc32c: bytes,
+    targets: collections.abc.Sequence[
+        tuple[
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+        ]
+    ],
+    num_threads: typing.SupportsInt | typing.SupportsIndex = 8,
+    verify_all: bool = False,
+) -> None:
+    """
+    targets: (file offset, size in bytes, address), in any order; the same part may be wanted in several places. Reads and checks the blocks that they touch (verify_all: all blocks). Raises DamagedCheckpointError naming the file and the block or size, OSError (BlockingIOError where the file is being overwritten), ValueError for targets outside the file. After an error targets may hold anything.
+    """
+
 def rule(name: str) -> Rule: ...
 def supported_isas() -> list[str]: ...
+def wait_for_gate(
+    address: typing.SupportsInt | typing.SupportsIndex,
+    size_bytes: typing.SupportsInt | typing.SupportsIndex,
+    timeout_s: typing.SupportsFloat | typing.SupportsIndex,
+) -> None:
+    """
+    Until the memory may be written; for writers other than sweeps. RuntimeError at the deadline.
+    """
 
 LAYOUT_VERSION: int = 1
 NORM_BLOCK_ELEMENTS: int = 4096
