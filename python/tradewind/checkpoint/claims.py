@@ -5,6 +5,8 @@ down. Readers let the newest list decide. So an earlier owner that still lives, 
 perhaps, either published before the list was made, and is in it, or its commit is ignored for ever;
 and because the claim stands before the list is made, that owner finds the claim when it looks after
 publishing, and does not report a commit that is ignored.
+
+The upload process, which has no torch, loads this module: what needs the native one is lazy.
 """
 
 from __future__ import annotations
@@ -13,9 +15,6 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from tradewind._core import native
-from tradewind.checkpoint import strict_json
-from tradewind.checkpoint.errors import DamagedCheckpointError
 from tradewind.checkpoint.names import CommitName, accepted_file, parse_accepted, parse_claim
 
 # A list of ten thousand commits takes half a megabyte.
@@ -42,6 +41,8 @@ def newest_claim(file_names: Iterable[str]) -> int:
 def acceptance(file_names: Iterable[str], read: Callable[[str], bytes]) -> Acceptance:
     """What decides among the files of ATTEMPTS. A damaged list leaves the decision to the one
     before it: what the damaged one shut out may then count, which is whole, if not wanted."""
+    from tradewind.checkpoint.errors import DamagedCheckpointError
+
     attempts = sorted({found for name in file_names if (found := parse_accepted(name))})
     for attempt in reversed(attempts):
         try:
@@ -59,6 +60,9 @@ def encode_list(names: Iterable[CommitName]) -> bytes:
 
 def decode_list(data: bytes, where: str) -> frozenset[str]:
     """The folders that `encode_list` wrote. Raises DamagedCheckpointError."""
+    from tradewind.checkpoint import strict_json
+    from tradewind.checkpoint.errors import DamagedCheckpointError
+
     value = strict_json.loads(data, where)
     folders = value.get("accepted") if isinstance(value, dict) else None
     if not isinstance(value, dict) or not isinstance(folders, list):
@@ -73,4 +77,6 @@ def decode_list(data: bytes, where: str) -> frozenset[str]:
 
 
 def _sum(folders: list[str]) -> str:
+    from tradewind._core import native
+
     return f"{native.crc32c(json.dumps(folders).encode()):08x}"

@@ -20,8 +20,8 @@ from tradewind.checkpoint.names import MARKER, CommitName
 FORMAT = "tradewind-checkpoints"
 VERSION = 1
 
-_CONTENT = json.dumps({"format": FORMAT, "version": VERSION}).encode() + b"\n"
-_MAX_BYTES = 4096
+CONTENT = json.dumps({"format": FORMAT, "version": VERSION}).encode() + b"\n"
+MAX_BYTES = 4096
 _TEMPORARY = ".tmp"
 # A file system's own, in the root of a disk that was mounted for the checkpoints alone.
 _NOBODYS = {"lost+found"}
@@ -42,15 +42,15 @@ def check(env: native.Env, path: str) -> None:
         )
     marker = os.path.join(path, MARKER)
     try:
-        content = env.read_file(marker, _MAX_BYTES)
+        content = env.read_file(marker, MAX_BYTES)
     except FileNotFoundError:
         _check_unmarked(env, path)
     except OSError as error:
         if error.errno not in (errno.EFBIG, errno.EISDIR):
             raise
-        raise _not_ours(path, f"its {MARKER} is none of ours") from error
+        raise not_ours(path, f"its {MARKER} is none of ours") from error
     else:
-        _check_content(path, content)
+        check_content(path, content)
 
 
 def prepare(env: native.Env, path: str) -> None:
@@ -61,7 +61,7 @@ def prepare(env: native.Env, path: str) -> None:
     if env.status(marker) is not None:
         return
     temporary = os.path.join(path, f"{MARKER}.{secrets.token_hex(4)}{_TEMPORARY}")
-    env.write_file(temporary, _CONTENT, exclusive=True, sync=True)
+    env.write_file(temporary, CONTENT, exclusive=True, sync=True)
     env.rename(temporary, marker)
     env.sync_directory(path)
 
@@ -82,19 +82,20 @@ def _check_unmarked(env: native.Env, path: str) -> None:
     ]
     if strangers:
         more = f" and {len(strangers) - 1} more" if len(strangers) > 1 else ""
-        raise _not_ours(path, f"it has no {MARKER}, but {strangers[0]!r}{more}")
+        raise not_ours(path, f"it has no {MARKER}, but {strangers[0]!r}{more}")
 
 
-def _check_content(path: str, content: bytes) -> None:
+def check_content(path: str, content: bytes) -> None:
+    """Whether the marker of `path` (or of a URL) is ours; raises as `check`."""
     try:
         value = strict_json.loads(content, MARKER)
     except DamagedCheckpointError as error:
-        raise _not_ours(path, f"its {MARKER} cannot be read ({error})") from error
+        raise not_ours(path, f"its {MARKER} cannot be read ({error})") from error
     if not isinstance(value, dict) or value.get("format") != FORMAT:
-        raise _not_ours(path, f"its {MARKER} says {strict_json.excerpt(value)}")
+        raise not_ours(path, f"its {MARKER} says {strict_json.excerpt(value)}")
     version = value.get("version")
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise _not_ours(path, f"its {MARKER} says version {strict_json.excerpt(version)}")
+        raise not_ours(path, f"its {MARKER} says version {strict_json.excerpt(version)}")
     if version > VERSION:
         raise NewerVersionError(
             f"checkpoint directory {path!r} is of version {version}; this tradewind reads and "
@@ -106,7 +107,8 @@ def _is_temporary(name: str) -> bool:
     return name.startswith(MARKER + ".") and name.endswith(_TEMPORARY)
 
 
-def _not_ours(path: str, why: str) -> NotACheckpointDirectoryError:
+def not_ours(path: str, why: str) -> NotACheckpointDirectoryError:
+    """The refusal of `path`, which is taken."""
     return NotACheckpointDirectoryError(
         f"{path!r} is not a directory of checkpoints: {why}; nothing was touched, choose an empty "
         "directory or one that tradewind made"
