@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tradewind import optim as optim
+    from tradewind.checkpoint import CheckpointError as CheckpointError
+    from tradewind.checkpoint import Checkpointer as Checkpointer
     from tradewind.engine import Engine as Engine
     from tradewind.engine import StepResult as StepResult
     from tradewind.engine.loss_scale import LossScale as LossScale
@@ -37,6 +39,8 @@ _MODULE_OF = {
     "Adagrad": "tradewind.optim.recipe",
     "Adam": "tradewind.optim.recipe",
     "AdamW": "tradewind.optim.recipe",
+    "CheckpointError": "tradewind.checkpoint",
+    "Checkpointer": "tradewind.checkpoint",
     "Engine": "tradewind.engine",
     "GradScaler": "tradewind.optim.grad_scaler",
     "GradientSharing": "tradewind.share",
@@ -56,7 +60,7 @@ _MODULE_OF = {
     "log": "tradewind.track",
     "place": "tradewind.place",
 }
-_SUBMODULES = ("doctor", "optim", "progress", "report", "share", "track")
+_SUBMODULES = ("checkpoint", "doctor", "optim", "progress", "report", "share", "track")
 
 __all__ = ["__version__", "optim", *_MODULE_OF]
 

@@ -45,7 +45,7 @@ class Ranks:
             ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
             members = "-".join(map(str, ranks))
             count = _num_made[members] = _num_made.get(members, -1) + 1
-            own = c10d._get_default_store().clone()  # type: ignore[attr-defined]
+            own = _own_connection(c10d._get_default_store())
             self._store = c10d.PrefixStore(f"tradewind/checkpoint/{members}/{count}", own)
 
     @property
@@ -114,6 +114,14 @@ class Ranks:
                 )
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+def _own_connection(store: c10d.Store) -> c10d.Store:
+    """One that no blocking call of another thread holds, where the store has connections."""
+    try:
+        return store.clone()  # type: ignore[attr-defined, no-any-return]
+    except (RuntimeError, NotImplementedError):  # a file or a table of this process
+        return store
 
 
 def _text(error: Exception | None) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from tradewind._core import native
 from tradewind.checkpoint.errors import CheckpointError
 from tradewind.checkpoint.names import CommitName
 from tradewind.checkpoint.staging import DeviceCopies
@@ -18,8 +19,8 @@ class Save:
 
     `step`; `in_place_bytes` written from where they lie and `copied_bytes` copied before `save()`
     returned (of this rank); `stall_s`: how long `save()` held its caller; `durable_s`: from the
-    call to the commit, NaN before; `name`: its folder, once it is committed; `is_done`; `error`:
-    why it failed, None otherwise.
+    call to the commit, NaN before; `waited_s`: for which updates have waited for it; `name`: its
+    folder, once it is committed; `is_done`; `error`: why it failed, None otherwise.
     """
 
     def __init__(self, step: int) -> None:
@@ -37,6 +38,12 @@ class Save:
         self._failure: CheckpointError | None = None
         self._cancel: Callable[[], None] = _nothing
         self._copies = DeviceCopies()
+        self._closing: native.GateClosing | None = None
+
+    @property
+    def waited_s(self) -> float:
+        """How long sweeps have waited for memory that was not written yet, in seconds."""
+        return self._closing.waited_s if self._closing is not None else 0.0
 
     @property
     def is_done(self) -> bool:

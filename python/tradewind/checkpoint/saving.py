@@ -104,6 +104,7 @@ class Saver:
         closing = None
         if plan.regions:
             closing = native.close_gate([(r.address, r.size_bytes) for r in plan.regions])
+            save._closing = closing
         try:
             sources = [_elements(tensors[part.index], part) for part, _ in plan.copies]
             places = [place for _, place in plan.copies]
