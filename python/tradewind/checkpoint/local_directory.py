@@ -51,13 +51,15 @@ class LocalDirectory(CheckpointDirectory):
         path: str | os.PathLike[str],
         env: native.Env | None = None,
         *,
-        recycled_from_bytes: int = RECYCLED_FROM_BYTES,
+        recycled_from_bytes: int | None = None,
     ) -> None:
-        """Touches nothing. `env`: the file system, for tests of crashes."""
+        """Touches nothing. `env`: the file system, for tests of crashes; `recycled_from_bytes`:
+        smaller files are removed rather than kept to be overwritten."""
         self.where = os.path.abspath(os.fspath(path))
         self.env = native.posix_env() if env is None else env
         spare = os.path.join(self.where, SPARE)
-        self._spares = Spares(self.env, spare, recycled_from_bytes)
+        least_bytes = RECYCLED_FROM_BYTES if recycled_from_bytes is None else recycled_from_bytes
+        self._spares = Spares(self.env, spare, least_bytes)
         self._folders = CommitFolders(self.env, self.where, self._spares)
         self._attempts = Attempts(self.env, self.where)
         self._owner = Owner(self.env, self.where, os.path.join(self.where, LOCK))

@@ -1,0 +1,172 @@
+"""What the crash tests drive: it saves what a step's number determines, and restores it.
+
+`PlainSaver` puts a file of bytes into a LocalDirectory, which alone is tested then;
+`CheckpointerSaver` is tw.Checkpointer, from the tensor to the disk.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from tradewind._core import native
+from tradewind.checkpoint.checkpointer import Checkpointer
+from tradewind.checkpoint.errors import CheckpointError, DamagedCheckpointError
+from tradewind.checkpoint.local_directory import LocalDirectory
+from tradewind.checkpoint.names import CommitName, shard_name
+
+SHARD = shard_name(0, 1)
+PAYLOAD_BYTES = 9000  # more than two pages, and not a multiple
+
+
+def payload(step: int) -> bytes:
+    """What is saved as `step`."""
+    return random.Random(step).randbytes(PAYLOAD_BYTES)
+
+
+class Saver(Protocol):
+    """One process's hold of a directory of checkpoints."""
+
+    def save(self, step: int) -> None:
+        """Commit payload(step); returns when that is acknowledged, raises what prevented it."""
+
+    def restore(self) -> tuple[int, bytes] | None:
+        """The newest whole checkpoint. Raises a CheckpointError or OSError."""
+
+    def restore_step(self, step: int) -> bytes:
+        """A given one. Raises a CheckpointError or OSError."""
+
+    def steps(self) -> list[int]:
+        """Those that are committed, newest first."""
+
+    def close(self) -> None:
+        """End in good order. Not called where a process is supposed to die."""
+
+
+MakeSaver = Callable[[Path, Any], Saver]
+
+
+class PlainSaver:
+    """Bytes in one file per commit."""
+
+    def __init__(self, path: Path, env: Any, keep: int = 2, keep_every: int | None = None) -> None:
+        self.directory = LocalDirectory(path, env, recycled_from_bytes=1)
+        self._keep, self._keep_every = keep, keep_every
+
+    def save(self, step: int) -> None:
+        directory, data = self.directory, payload(step)
+        name = directory.begin(step)
+        try:
+            is_spare = directory.take_spare(name, SHARD, len(data))
+            path = directory.path_of(name, SHARD)
+            directory.env.write_file(path, data, exclusive=not is_spare)
+            directory.publish(name, _seal({"step": step, "shard": native.crc32c(data)}))
+        except BaseException:
+            directory.abandon(name)
+            raise
+        directory.retain(self._keep, self._keep_every, None)
+
+    def restore(self) -> tuple[int, bytes] | None:
+        names = self.directory.committed()
+        failures: list[str] = []
+        for name in names:
+            try:
+                return name.step, self.read(name)
+            except CheckpointError as error:
+                failures.append(str(error))
+        if failures:
+            raise DamagedCheckpointError("; ".join(failures))
+        return None
+
+    def restore_step(self, step: int) -> bytes:
+        found = [name for name in self.directory.committed() if name.step == step]
+        if not found:
+            raise CheckpointError(f"no checkpoint of step {step}")
+        return self.read(found[0])
+
+    def read(self, name: CommitName) -> bytes:
+        """The payload of a commit, verified."""
+        manifest = _unseal(self.directory.read_manifest(name))
+        with self.directory.reading(name, [SHARD]):
+            data = bytes(self.directory.env.read_file(self.directory.path_of(name, SHARD), 1 << 20))
+        if native.crc32c(data) != manifest["shard"] or manifest["step"] != name.step:
+            raise DamagedCheckpointError(f"{name}: its bytes are not those that were written")
+        return data
+
+    def steps(self) -> list[int]:
+        return [name.step for name in self.directory.committed()]
+
+    def close(self) -> None:
+        self.directory.close()
+
+
+class CheckpointerSaver:
+    """tw.Checkpointer with a state of three tensors and two values, all made of payload(step)."""
+
+    def __init__(self, path: Path, env: Any, keep: int = 2, keep_every: int | None = None) -> None:
+        self._events: list[str] = []
+        self._checkpointer = Checkpointer(
+            path,
+            keep=keep,
+            keep_every=keep_every,
+            env=env,
+            block_bytes=4096,
+            num_threads=2,
+            deadline=timedelta(seconds=90),
+            on_event=lambda kind, text: self._events.append(f"{kind}: {text}"),
+        )
+
+    def save(self, step: int) -> None:
+        self._checkpointer.save(_state(payload(step), step), step=step).wait(90)
+
+    def restore(self) -> tuple[int, bytes] | None:
+        return self._restore(None)
+
+    def restore_step(self, step: int) -> bytes:
+        found = self._restore(step)
+        assert found is not None
+        return found[1]
+
+    def _restore(self, step: int | None) -> tuple[int, bytes] | None:
+        state = _state(bytes(PAYLOAD_BYTES), -1)
+        found = self._checkpointer.restore(state, step)
+        if found is None:
+            return None
+        assert state["values"] == {"step": found, "nested": [found, None, str(found)]}
+        tensors = (state["first"], state["model"]["second"], state["model"]["third"])
+        return found, b"".join(bytes(each.view(torch.uint8).numpy()) for each in tensors)
+
+    def steps(self) -> list[int]:
+        return self._checkpointer.steps()[::-1]
+
+    def close(self) -> None:
+        self._checkpointer.close()
+
+
+def _state(data: bytes, step: int) -> dict[str, Any]:
+    whole = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    first, second, third = whole[:4000], whole[4000:8192], whole[8192:]
+    return {
+        "first": first.view(torch.float32),
+        "model": {"second": second.view(torch.int32), "third": third},
+        "values": {"step": step, "nested": [step, None, str(step)]},
+    }
+
+
+def _seal(value: dict[str, int]) -> bytes:
+    text = json.dumps(value).encode()
+    return text + b"\n%08x" % native.crc32c(text)
+
+
+def _unseal(data: bytes) -> dict[str, int]:
+    text, _, seal = data.partition(b"\n")
+    if seal != b"%08x" % native.crc32c(text):
+        raise DamagedCheckpointError("the manifest is damaged")
+    value: dict[str, int] = json.loads(text)
+    return value
