@@ -19,7 +19,7 @@ from tradewind.checkpoint.errors import (
     DamagedCheckpointError,
     NewerVersionError,
 )
-from tradewind.checkpoint.manifest_checks import Defect, problem_of
+from tradewind.checkpoint.manifest_checks import MAX_CREATED_S, Defect, problem_of
 from tradewind.checkpoint.strict_json import excerpt, loads
 
 FORMAT = "tradewind-checkpoint"
@@ -203,7 +203,7 @@ def _manifest(members: dict[str, Any]) -> Manifest:
     """From JSON of unknown content: every value has the type that its field says."""
     _expect_members(members, _MEMBERS, "manifest")
     created_s = members["created_s"]
-    if type(created_s) not in (int, float):
+    if type(created_s) not in (int, float) or not 0 <= created_s <= MAX_CREATED_S:
         raise Defect("created_s", "seconds since 1970", created_s)
     return Manifest(
         step=_integer(members["step"], "step"),

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from tradewind.checkpoint.manifest import Manifest, ShardFile, TensorEntry
 
 MAX_BLOCK_BYTES = 1 << 30
-MAX_FILES = 1_000_000
 MAX_DIMENSIONS = 64  # of torch
+MAX_CREATED_S = 10**12
 
 _MAX_BYTES = 2**63 - 1
 _ELEMENT_BYTES = {dtype: bits // 8 for dtype, bits in BITS_OF.items() if bits % 8 == 0}
@@ -62,7 +62,7 @@ def _check_name(manifest: Manifest) -> None:
         raise Defect("id", "16 digits of 0-9a-f", manifest.id) from None
     if manifest.parent is not None and CommitName.parse(manifest.parent) is None:
         raise Defect("parent", "the name of a commit's folder, or null", manifest.parent)
-    if not 0 <= manifest.created_s <= 1e12:
+    if not 0 <= manifest.created_s <= MAX_CREATED_S:
         raise Defect("created_s", "seconds since 1970", manifest.created_s)
 
 
