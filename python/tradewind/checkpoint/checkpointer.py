@@ -10,20 +10,22 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from datetime import timedelta
 from types import TracebackType
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from tradewind._core import native
 from tradewind.checkpoint.errors import CheckpointError
 from tradewind.checkpoint.local_directory import LocalDirectory
 from tradewind.checkpoint.names import MAX_STEP, CommitName
+from tradewind.checkpoint.parts import PartialTensor
 from tradewind.checkpoint.ranks import Ranks
-from tradewind.checkpoint.restoring import CommitReader, give_fresh
+from tradewind.checkpoint.restoring import CommitReader, fills_of, give_fresh
 from tradewind.checkpoint.save import Save
 from tradewind.checkpoint.saving import Prepared, Ranges, Saver
 from tradewind.checkpoint.search import Found, Search, names_of, open_commit
@@ -35,6 +37,7 @@ _BLOCK_UNIT_BYTES = 4096
 
 # (kind, text): "save-failed", "retention-failed", "passed-over".
 OnEvent = Callable[[str, str], None]
+Into = Callable[[Any], Mapping[str, torch.Tensor | PartialTensor]]
 
 
 class Checkpointer:
@@ -158,6 +161,7 @@ class Checkpointer:
         step: int,
         in_place: Ranges = (),
         facts: dict[str, Any] | None = None,
+        paranoid: bool = False,
     ) -> Save:
         """Begin to save `state` as `step`, and return as soon as nothing of it can change under
         the save. An earlier save that still runs is waited for.
@@ -168,6 +172,8 @@ class Checkpointer:
                 are written from where they lie, and the next sweep waits, range by range, for what
                 is not written yet. All else is copied.
             facts: JSON values for the manifest, for people and tools.
+            paranoid: whether edits of memory `in_place` are also looked for by sums of its bytes,
+                which finds those through `.data`; else by the versions that torch counts alone.
 
         Returns a `Save`: `.wait()` blocks until it is durable or raises why it is not. A save that
         fails is told by a warning, and the next one is tried as if nothing had been.
@@ -180,7 +186,7 @@ class Checkpointer:
         with self._lock:
             self._await_last()
             self.own()
-            save = Save(step)
+            save = Save(step, is_paranoid=paranoid)
             prepared = self._saver.prepare(state, save, in_place, facts or {}, self._parent)
             self._last = save
             self._start_thread()
@@ -290,17 +296,28 @@ class Checkpointer:
         self.not_restored = filling.problems
         return found.name.step
 
-    def load(self, step: int | None = None) -> tuple[int, Any] | None:
+    def load(self, step: int | None = None, *, into: Into | None = None) -> tuple[int, Any] | None:
         """(step, state) of the newest checkpoint that is whole, or of `step`, with its tensors in
-        fresh memory of the CPU; None when there is none. Raises as `restore` does."""
+        fresh memory of the CPU; None when there is none. Raises as `restore` does.
+
+        Args:
+            into: asked with the state of each checkpoint that is tried, with `Stored` in place of
+                its tensors: by `Stored.name`, tensors (or this rank's parts) of that dtype and
+                shape, to be filled in place of fresh memory. What it raises ends the search.
+        """
         self._check_open()
         self._await_last()
 
         def take(reader: CommitReader) -> tuple[Any, Any]:
             saved = reader.saved(self._ranks.rank)
-            fills, value_of = give_fresh(stored_in(saved))
+            given = into(saved) if into is not None else {}
+            fills, fresh = give_fresh([each for each in stored_in(saved) if each.name not in given])
+            fills += [fill for name, target in given.items() for fill in fills_of(name, target)]
             reader.read(fills, verify_all=self._ranks.size == 1)
-            return saved, value_of
+            return (
+                saved,
+                lambda stored: given[stored.name] if stored.name in given else fresh(stored),
+            )
 
         found = self._search.run(take, step)
         if found is None:
@@ -340,14 +357,16 @@ class Checkpointer:
 
     # --- the end --------------------------------------------------------------------------------
 
-    def close(self) -> None:
+    def close(self, timeout_s: float | None = None) -> None:
         """Wait for the last save, and give the directory back. Does not raise for a save that
-        failed; `wait()` does."""
+        failed; `wait()` does. A save that is not done after `timeout_s` seconds is dropped."""
         if self._is_closed or os.getpid() != self._owner_pid:
             return
         self._is_closed = True
         try:
             with self._lock:
+                if timeout_s is not None and self._last is not None:
+                    self._last.drop_unless_done(timeout_s, self._ranks.give_up)
                 self._await_last()
                 if self._thread is not None:
                     self._jobs.put(None)

@@ -33,6 +33,7 @@ class Ranks:
         self.deadline = deadline
         self.rank, self.size = 0, 1
         self._store: c10d.Store | None = None
+        self._given_up = ""
         if not (dist.is_available() and dist.is_initialized()):
             return
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
@@ -51,6 +52,10 @@ class Ranks:
     @property
     def is_first(self) -> bool:
         return self.rank == 0
+
+    def give_up(self, why: str) -> None:
+        """From any thread: whoever waits for other ranks stops waiting, with a CheckpointError."""
+        self._given_up = why
 
     def gather(self, topic: str, value: Any) -> list[Any]:
         """Every rank's JSON value of `topic`, in rank order, on every rank. Each topic once.
@@ -105,6 +110,8 @@ class Ranks:
         until = time.monotonic() + self.deadline.total_seconds()
         pause = _FIRST_PAUSE_S
         while not self._store.check(keys):
+            if self._given_up:
+                raise CheckpointError(self._given_up)
             if time.monotonic() >= until:
                 missing = [name(key) for key in keys if not self._store.check([key])]
                 raise CheckpointError(

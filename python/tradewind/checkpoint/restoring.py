@@ -14,6 +14,7 @@ import torch
 from tradewind._core import native
 from tradewind.checkpoint.dtypes import DTYPE_OF
 from tradewind.checkpoint.manifest import Manifest
+from tradewind.checkpoint.parts import PartialTensor
 from tradewind.checkpoint.rebuilding import rebuild
 from tradewind.checkpoint.targets import Fill, Stored
 
@@ -115,6 +116,13 @@ def give_fresh(wanted: Sequence[Stored]) -> tuple[list[Fill], Callable[[Stored],
     memory = {each.name: torch.empty(each.shape, dtype=each.dtype) for each in wanted}
     fills = [Fill(name, 0, tensor) for name, tensor in memory.items()]
     return fills, lambda stored: stored.value(memory[stored.name])
+
+
+def fills_of(name: str, target: torch.Tensor | PartialTensor) -> list[Fill]:
+    """Fills of memory that fits the stored tensor `name` as it is."""
+    if isinstance(target, PartialTensor):
+        return [Fill(name, start, part) for start, part in target.parts]
+    return [Fill(name, 0, target)]
 
 
 def _count_as_written(target: torch.Tensor) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import zlib
 from collections.abc import Callable, Sequence
 
 import torch
@@ -23,8 +24,9 @@ class Save:
     folder, once it is committed; `is_done`; `error`: why it failed, None otherwise.
     """
 
-    def __init__(self, step: int) -> None:
+    def __init__(self, step: int, *, is_paranoid: bool = False) -> None:
         self.step = step
+        self._is_paranoid = is_paranoid
         self.in_place_bytes = 0
         self.copied_bytes = 0
         self.stall_s = 0.0
@@ -34,7 +36,7 @@ class Save:
         self._begun_s = time.perf_counter()
         self._done = threading.Event()
         self._lock = threading.Lock()
-        self._watched: list[tuple[str, torch.Tensor, int]] = []
+        self._watched: list[tuple[str, torch.Tensor, tuple[int, int]]] = []
         self._failure: CheckpointError | None = None
         self._cancel: Callable[[], None] = _nothing
         self._copies = DeviceCopies()
@@ -67,6 +69,13 @@ class Save:
         if self.error is not None:
             raise self.error
 
+    def drop_unless_done(self, timeout_s: float, give_up: Callable[[str], None]) -> None:
+        """Let it fail if it is not done within that time. `give_up` ends what else it waits for."""
+        if not self._done.wait(timeout_s):
+            text = f"checkpoint of step {self.step}: dropped, not done after {timeout_s:g} s"
+            self.fail(CheckpointError(text))
+            give_up(text)
+
     # --- what must not change -------------------------------------------------------------------
 
     def hold_stream(self) -> None:
@@ -80,8 +89,8 @@ class Save:
             watched, self._watched = self._watched, []
             self._judge(watched)
 
-    def _judge(self, watched: Sequence[tuple[str, torch.Tensor, int]]) -> None:
-        edited = [name for name, tensor, version in watched if tensor._version != version]
+    def _judge(self, watched: Sequence[tuple[str, torch.Tensor, tuple[int, int]]]) -> None:
+        edited = [name for name, tensor, mark in watched if self._mark(tensor) != mark]
         if edited and not self.is_done:
             more = f" and {len(edited) - 3} more" if len(edited) > 3 else ""
             self.fail(
@@ -95,7 +104,14 @@ class Save:
     # --- for the writing thread -----------------------------------------------------------------
 
     def watch(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
-        self._watched = [(name, tensor, tensor._version) for name, tensor in tensors]
+        self._watched = [(name, tensor, self._mark(tensor)) for name, tensor in tensors]
+
+    def _mark(self, tensor: torch.Tensor) -> tuple[int, int]:
+        """What an edit changes: the version, which `.data` does not count, and on request a sum."""
+        if not self._is_paranoid:
+            return tensor._version, 0
+        data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        return tensor._version, zlib.crc32(data.numpy())
 
     def check_untouched(self) -> None:
         """Raise what the save was failed with, also by an edit that nobody has told yet."""
