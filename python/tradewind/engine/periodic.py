@@ -104,6 +104,32 @@ class PeriodicSharing(Sharing):
     def shadow_round(self) -> None:
         self._outer_step(is_present=False, has_next=False)
 
+    # --- for checkpoints --------------------------------------------------------------------------
+
+    def consensus(self) -> dict[torch.Tensor, torch.Tensor]:
+        """Parameter -> where the last outer step ended, which ranks have in common; empty while
+        the parameters themselves are there."""
+        if not self._num_local:
+            return {}
+        return dict(zip(self._parameters, self._outer, strict=True))
+
+    def outer_state(self) -> dict[str, Any]:
+        """Of the outer optimizer, alike on all ranks."""
+        return self._outer_optimizer.state_dict()
+
+    def own_state(self) -> dict[str, Any]:
+        return {**super().own_state(), "num_local": self._num_local}
+
+    @torch.no_grad()
+    def resume(self, outer: dict[str, Any] | None, num_local: int) -> None:
+        """Go on from the model's parameters, which are where an outer step ended: before those of
+        this rank are loaded, where it has made `num_local` updates since."""
+        for to, value in zip(self._outer, self._parameters, strict=True):
+            to.copy_(value)
+        if outer is not None:
+            self._outer_optimizer.load_state_dict(outer)
+        self._num_local = num_local
+
     def state_dict(self) -> dict[str, Any]:
         """Also `outer`: the outer parameters and momentum, alike on all ranks."""
         outer = {

@@ -4,7 +4,7 @@ exchange spreads what they became."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -68,6 +68,25 @@ class ShardedOptimizer:
         table_idx = {id(p): i for i, p in enumerate(self.inner._table_parameters)}
         self._table_idx = [table_idx[id(fragment)] for fragment in fragments]
         self._table: Any = None
+        # What all ranks' fragments have as state, for whoever saves: see engine/saved_state.py.
+        self.known_kinds: tuple[str, dict[str, dict[str, torch.dtype]]] | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether an update was begun since the state was made or loaded: all of it is there."""
+        return self._table is not None
+
+    def states(self) -> Iterator[tuple[torch.Tensor, int, dict[str, Any]]]:
+        """(parameter, first element, state) of this rank's fragments that have one."""
+        for fragment, (index, begin, _) in zip(self._fragments, self._spans, strict=True):
+            entry = self.inner.state.get(fragment)
+            if entry:
+                yield self._parameters[index], begin, entry
+
+    def prepare_states(self, parameters: set[torch.Tensor]) -> None:
+        """As `FusedOptimizer.prepare_states`, of this rank's fragments of these parameters."""
+        pairs = zip(self._fragments, self._spans, strict=True)
+        self.inner.prepare_states(f for f, (i, _, _) in pairs if self._parameters[i] in parameters)
 
     def start_masters(self, values: dict[torch.Tensor, torch.Tensor]) -> None:
         """As `FusedOptimizer.start_masters`, of this rank's fragments."""
@@ -132,7 +151,7 @@ class ShardedOptimizer:
             parameter = self._parameters[index]
             self.inner.state[fragment] = {
                 name: _part(_laid_out_like(value, parameter), begin, end).clone()
-                if isinstance(value, torch.Tensor) and value.shape == parameter.shape and value.ndim
+                if name != "step" and value.shape == parameter.shape
                 else (value.clone() if isinstance(value, torch.Tensor) else value)
                 for name, value in entry.items()
             }

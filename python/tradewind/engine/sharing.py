@@ -10,7 +10,7 @@ import sys
 import time
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial, wraps
 from typing import Any
 
@@ -296,14 +296,36 @@ class Sharing:
 
     def state_dict(self) -> dict[str, Any]:
         """`feedback`: what a lossy codec of this rank still owes. Between rounds."""
+        return self.own_state()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """After the model's."""
+        self.load_own_state(state)
+
+    def load_own_state(self, state: Mapping[str, Any]) -> None:
+        """What `own_state` gave; with a warning where that was another rank's, or of other ones."""
+        if "feedback" in state and self._share.codec != "none":
+            load_feedback(self.shared, self._meeting, state["feedback"])
+
+    # --- for checkpoints --------------------------------------------------------------------------
+
+    def own_state(self) -> dict[str, Any]:
+        """What each rank has alone, between rounds."""
         if self._share.codec == "none":
             return {}
         return {"feedback": feedback_of(self.shared, self._meeting)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """After the model's."""
-        if "feedback" in state and self._share.codec != "none":
-            load_feedback(self.shared, self._meeting, state["feedback"])
+    def tell_all(self, topic: str, text: str) -> list[str]:
+        """What every rank says, in rank order. All ranks ask in one order."""
+        return self._meeting.tell_all(f"{topic}/{self._meeting.count(topic)}", text)
+
+    @property
+    def timeout_s(self) -> float:
+        return self._share.timeout.total_seconds()
+
+    def described(self) -> dict[str, Any]:
+        """How ranks share, for "what changed"."""
+        return {**self._share.described(), "world_size": self.size}
 
     def statistics(self) -> dict[str, float]:
         """As `GradientSharing.statistics`; `hidden`, the part of busy_s that nobody waited for; and

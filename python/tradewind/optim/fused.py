@@ -5,7 +5,7 @@ and `state_dict()` find them as they find torch's."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from operator import is_
 from typing import Any, Literal, get_args, overload
@@ -541,6 +541,15 @@ class FusedOptimizer(Optimizer):
                 if not self.state.get(parameter):
                     self._add_state(table, index, is_first=True)
                 table.set_master(index, values[parameter])
+        self._entries_seen = list(self.state.values())
+
+    def prepare_states(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Give these parameters state as if they had stepped before, for whoever fills it now."""
+        chosen = {id(parameter) for parameter in parameters}
+        table = self._current_table()
+        for index, parameter in enumerate(self._table_parameters):
+            if id(parameter) in chosen:
+                self._add_state(table, index, is_first=False)
         self._entries_seen = list(self.state.values())
 
     def hook_gradients(self, action: OnGradient) -> None:
