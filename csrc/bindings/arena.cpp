@@ -80,6 +80,14 @@ void register_layout(py::module_& module) {
   module.attr("LAYOUT_VERSION") = kLayoutVersion;
 }
 
+std::vector<std::int64_t> bring_home(ParameterArena& arena) {
+  if (!memory_gate().is_open()) {
+    const py::gil_scoped_release release;
+    arena.wait_to_bring_home();
+  }
+  return arena.bring_home();
+}
+
 }  // namespace
 
 void register_arena(py::module_& module) {
@@ -91,7 +99,7 @@ void register_arena(py::module_& module) {
                                                      LayoutOptions{});
            }),
            py::arg("parameters"), py::arg("names"))
-      .def("bring_home", &ParameterArena::bring_home,
+      .def("bring_home", &bring_home,
            "Copies parameters whose memory left the arena back in; returns their indices.")
       .def_property_readonly("layout", &ParameterArena::layout,
                              py::return_value_policy::reference_internal)

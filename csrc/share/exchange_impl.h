@@ -88,6 +88,8 @@ class Exchange::Impl {
     std::int64_t between_hosts_bytes = 0;
     std::vector<Sent> transfers;
   };
+  // Until no save needs the memory that others will write what they make of this piece into.
+  void wait_for_gate(const PieceMemory& piece) const;
   void run_sender();
   [[nodiscard]] bool is_too_far_ahead();
   [[nodiscard]] Item choose() const;

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <exception>
 
+#include "arena/gate.h"
 #include "base/error.h"
 #include "share/exchange_impl.h"
 
@@ -36,6 +37,21 @@ Exchange::Impl::Item Exchange::Impl::choose() const {
   return urgency_of(gather.idx) < urgency_of(scatter.idx) ? gather : scatter;
 }
 
+// Receives are posted long before, so what keeps others from writing is that they cannot update
+// before they have this rank's gradients.
+void Exchange::Impl::wait_for_gate(const PieceMemory& piece) const {
+  constexpr std::chrono::milliseconds kLookAgain{50};
+  for (std::size_t peer = 0; peer < piece.gathered.size(); ++peer) {
+    if (is_own(static_cast<int>(peer))) continue;
+    while (!memory_gate().wait_until(piece.gathered[peer], piece.gathered_bytes[peer],
+                                     Clock::now() + kLookAgain)) {
+      const std::scoped_lock lock(mutex);
+      check_failed();
+      if (is_closing) return;  // what is sent now is cancelled
+    }
+  }
+}
+
 Exchange::Impl::UnderWay Exchange::Impl::start(const Item& item) {
   UnderWay made;
   made.item = item;
@@ -49,6 +65,7 @@ Exchange::Impl::UnderWay Exchange::Impl::start(const Item& item) {
       tradewind::fail(ErrorKind::kPeerLost, lost(peer, kDoing, error.what()));
     }
   };
+  if (item.kind == Item::Kind::kScatter && !spreads_means()) wait_for_gate(memory(item.idx));
   // Each rank begins with its neighbour, so that not all send to the same one at once.
   for (int distance = 1; distance < size; ++distance) {
     const int peer = (rank + distance) % size;

@@ -92,7 +92,7 @@ void ParameterArena::move_in(std::size_t idx) {
   parameter.set_data(homes_[idx].detach());
 }
 
-std::vector<std::int64_t> ParameterArena::bring_home() {
+std::vector<std::int64_t> ParameterArena::find_strayed() const {
   std::vector<std::int64_t> strayed;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& parameter = parameters_[i];
@@ -109,8 +109,19 @@ std::vector<std::int64_t> ParameterArena::bring_home() {
       strayed.push_back(static_cast<std::int64_t>(i));
     }
   }
+  return strayed;
+}
+
+std::vector<std::int64_t> ParameterArena::bring_home() {
+  std::vector<std::int64_t> strayed = find_strayed();
   for (const std::int64_t idx : strayed) move_in(static_cast<std::size_t>(idx));
   return strayed;
+}
+
+void ParameterArena::wait_to_bring_home() const {
+  for (const std::int64_t idx : find_strayed()) {
+    wait_for_gate(homes_[static_cast<std::size_t>(idx)]);
+  }
 }
 
 std::vector<MemoryRange> ParameterArena::memory() const {

@@ -28,6 +28,9 @@ class ParameterArena {
   // Finds parameters whose memory is no longer their slot's (`.data =`, `.to()`) and copies them
   // back in. Returns their indices. Throws, before any change, where dtype, device or shape differ.
   std::vector<std::int64_t> bring_home();
+  // Until no save needs the slots that bring_home() would write, which waits for them too: for
+  // callers that hold a lock meanwhile.
+  void wait_to_bring_home() const;
 
   [[nodiscard]] const Layout& layout() const { return layout_; }
   [[nodiscard]] std::int64_t size_bytes() const;
@@ -36,6 +39,7 @@ class ParameterArena {
 
  private:
   void check(std::size_t idx) const;
+  [[nodiscard]] std::vector<std::int64_t> find_strayed() const;
   void move_in(std::size_t idx);
   [[nodiscard]] std::byte* slot_data(std::size_t idx) const;
 
