@@ -6,6 +6,7 @@ python cmake/native_stubs.py > python/tradewind/_native.pyi
 import contextlib
 import io
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -14,15 +15,22 @@ import pybind11_stubgen
 
 import tradewind._core  # noqa: F401  (loads torch first, so that Tensor has a name)
 
+EXCEPTIONS = {
+    "SharingError": "RuntimeError",
+    "CheckpointError": "RuntimeError",
+    "DamagedCheckpointError": "CheckpointError",
+}
+
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         with contextlib.redirect_stdout(io.StringIO()):
             pybind11_stubgen.main(["tradewind._native", "-o", folder])
         stubs = (pathlib.Path(folder) / "tradewind" / "_native.pyi").read_text()
-    # It bears the package's name, where users find it, and is made here.
-    stubs = stubs.replace("from tradewind import SharingError\n", "")
-    stubs = stubs.replace("\nclass ", "\nclass SharingError(RuntimeError): ...\n\nclass ", 1)
+    # They bear the package's name, where users find them, and are made here.
+    stubs = re.sub(rf"from tradewind import (?:{'|'.join(EXCEPTIONS)})\n", "", stubs)
+    classes = "".join(f"class {name}({base}): ...\n\n" for name, base in EXCEPTIONS.items())
+    stubs = stubs.replace("\nclass ", f"\n{classes}class ", 1)
     for command in (["check", "--fix-only", "--quiet"], ["format"]):
         done = subprocess.run(
             [sys.executable, "-m", "ruff", *command, "--stdin-filename", "_native.pyi", "-"],

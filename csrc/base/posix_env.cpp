@@ -104,7 +104,9 @@ class PosixFile final : public File {
       : File(std::move(path)), file_(file), direct_alignment_(direct_alignment) {}
 
   ~PosixFile() noexcept override {
-    if (is_locked_) LockedFiles::instance().remove(file_);
+    if (owner_pid_ != 0) LockedFiles::instance().remove(file_);
+    // Unlocked, not only closed: a child between vfork() and exec() still has the open file.
+    if (owner_pid_ == getpid()) (void)flock(file_, LOCK_UN);
     (void)close(file_);
   }
 
@@ -153,7 +155,7 @@ class PosixFile final : public File {
         result_of(flock(file_, (kind == LockKind::kShared ? LOCK_SH : LOCK_EX) | LOCK_NB));
     if (result == 0) {
       LockedFiles::instance().add(file_);
-      is_locked_ = true;
+      owner_pid_ = getpid();
     }
     return result;
   }
@@ -165,7 +167,7 @@ class PosixFile final : public File {
  private:
   int file_;
   std::int64_t direct_alignment_;
-  bool is_locked_ = false;
+  pid_t owner_pid_ = 0;  // of the lock
 };
 
 int open_flags(OpenMode mode) {

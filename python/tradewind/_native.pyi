@@ -174,7 +174,7 @@ class RecordingEnv(Env):
         """
         The index-th recorded call from now on, from 0, fails with this errno and does nothing; or, where it is a write, stops after short_bytes (with both: and then fails). sticky: all later ones too, until heal(); not EINTR.
         """
-    def operations(self) -> list[dict]:
+    def operations(self) -> list[dict[str, typing.Any]]:
         """
         In the order in which they took effect. kind: create, open (to write), write, truncate, allocate, sync, rename, remove, make_directory, remove_directory, sync_directory, lock. path; to (of a rename); file: the file itself by whatever name, never used again, -1 where there was none; offset: where a write or allocation begins, the new size of a truncation; size_bytes and data written; error: an errno, or 0.
         """
