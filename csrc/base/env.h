@@ -130,7 +130,8 @@ Env& posix_env();
 // All of it, or Error(kSystem). On a direct file, address, size and offset are multiples of its
 // alignment; what a short write left unaligned is written again.
 void write_fully(File& file, const void* data, std::int64_t size_bytes, std::int64_t offset);
-// The bytes read: fewer than asked only where the file ends.
+// The bytes read: fewer than asked only where the file ends. A direct file may have written to the
+// rest of its last block of `data` as well.
 std::int64_t read_fully(File& file, void* data, std::int64_t size_bytes, std::int64_t offset);
 
 }  // namespace tradewind
