@@ -70,6 +70,8 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$sum" ]; then
     pip 'scikit-build-core>=0.10' 'cmake>=3.25' ninja
     say 'building the native core'
     pip --no-build-isolation -e ".[$extra]"
+    [ "$extra" != test ] || pip --only-binary :all: atheris 2>/dev/null || # the extra "fuzz"
+        say 'atheris has no wheel for this Python: new inputs for the checkpoint format will not be tried'
     printf '%s' "$sum" >"$stamp"
 fi
 
