@@ -50,47 +50,36 @@ class CommitFolders:
 
     def remove(self, name: CommitName) -> None:
         """Take the folder away, the manifest durably first. Whoever still writes there fails."""
-        files = self._files(name)
-        if files is None:
-            return
-        if MANIFEST in files:
-            self._remove_file(name, MANIFEST)
-            self._env.sync_directory(self.path_of(name))
-        self._remove_rest(name, files)
+        with contextlib.suppress(FileNotFoundError):  # another owner removes it, too
+            files = self._env.list_directory(self.path_of(name))
+            if MANIFEST in files:
+                self._remove_file(name, MANIFEST)
+                self._env.sync_directory(self.path_of(name))
+            self._remove_rest(name, files)
 
     def retire(self, name: CommitName) -> None:
         """Take the folder of a commit away; files that a next save can overwrite become spares."""
-        files = self._files(name)
-        if files is None:
-            return
-        if MANIFEST in files:
-            self._remove_file(name, MANIFEST)
-        shards = {self.path_of(name, file): file for file in files if parse_shard(file)}
-        freed = self._spares.wanted(list(shards))
-        if freed:
-            self._env.sync_directory(self.path_of(name))
-        moved = {shards[path] for path in freed if self._spares.put(path)}
-        self._remove_rest(name, [file for file in files if file not in moved])
+        with contextlib.suppress(FileNotFoundError):
+            files = self._env.list_directory(self.path_of(name))
+            if MANIFEST in files:
+                self._remove_file(name, MANIFEST)
+            shards = {self.path_of(name, file): file for file in files if parse_shard(file)}
+            freed = self._spares.wanted(list(shards))
+            if freed:
+                self._env.sync_directory(self.path_of(name))
+            moved = {shards[path] for path in freed if self._spares.put(path)}
+            self._remove_rest(name, [file for file in files if file not in moved])
 
     def _remove_rest(self, name: CommitName, files: list[str]) -> None:
         for file in files:
             if parse_shard(file) or file.endswith(_TEMPORARY):
                 self._remove_file(name, file)
-        with contextlib.suppress(FileNotFoundError):
-            try:
-                self._env.remove_directory(self.path_of(name))
-            except OSError as error:
-                if error.errno not in _NOT_EMPTY:
-                    raise
+        try:
+            self._env.remove_directory(self.path_of(name))
+        except OSError as error:
+            if error.errno not in _NOT_EMPTY:
+                raise
 
     def _remove_file(self, name: CommitName, file: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             self._env.remove(self.path_of(name, file))
-
-    def _files(self, name: CommitName) -> list[str] | None:
-        try:
-            return self._env.list_directory(self.path_of(name))
-        except OSError as error:
-            if error.errno in _GONE:
-                return None
-            raise

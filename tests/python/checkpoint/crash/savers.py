@@ -1,7 +1,6 @@
 """What the crash tests drive: it saves what a step's number determines, and restores it.
 
-`PlainSaver` puts a file of bytes into a LocalDirectory, which alone is tested then;
-`CheckpointerSaver` is tw.Checkpointer, from the tensor to the disk.
+`PlainSaver` puts a file of bytes into a LocalDirectory, which alone is tested then.
 """
 
 from __future__ import annotations
@@ -9,14 +8,10 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-
 from tradewind._core import native
-from tradewind.checkpoint.checkpointer import Checkpointer
 from tradewind.checkpoint.errors import CheckpointError, DamagedCheckpointError
 from tradewind.checkpoint.local_directory import LocalDirectory
 from tradewind.checkpoint.names import CommitName, shard_name
@@ -66,7 +61,7 @@ class PlainSaver:
             is_spare = directory.take_spare(name, SHARD, len(data))
             path = directory.path_of(name, SHARD)
             directory.env.write_file(path, data, exclusive=not is_spare)
-            directory.publish(name, _seal({"step": step, "shard": native.crc32c(data)}))
+            directory.publish(name, seal(step, data))
         except BaseException:
             directory.abandon(name)
             raise
@@ -106,61 +101,9 @@ class PlainSaver:
         self.directory.close()
 
 
-class CheckpointerSaver:
-    """tw.Checkpointer with a state of three tensors and two values, all made of payload(step)."""
-
-    def __init__(self, path: Path, env: Any, keep: int = 2, keep_every: int | None = None) -> None:
-        self._events: list[str] = []
-        self._checkpointer = Checkpointer(
-            path,
-            keep=keep,
-            keep_every=keep_every,
-            env=env,
-            block_bytes=4096,
-            num_threads=2,
-            deadline=timedelta(seconds=90),
-            on_event=lambda kind, text: self._events.append(f"{kind}: {text}"),
-        )
-
-    def save(self, step: int) -> None:
-        self._checkpointer.save(_state(payload(step), step), step=step).wait(90)
-
-    def restore(self) -> tuple[int, bytes] | None:
-        return self._restore(None)
-
-    def restore_step(self, step: int) -> bytes:
-        found = self._restore(step)
-        assert found is not None
-        return found[1]
-
-    def _restore(self, step: int | None) -> tuple[int, bytes] | None:
-        state = _state(bytes(PAYLOAD_BYTES), -1)
-        found = self._checkpointer.restore(state, step)
-        if found is None:
-            return None
-        assert state["values"] == {"step": found, "nested": [found, None, str(found)]}
-        tensors = (state["first"], state["model"]["second"], state["model"]["third"])
-        return found, b"".join(bytes(each.view(torch.uint8).numpy()) for each in tensors)
-
-    def steps(self) -> list[int]:
-        return self._checkpointer.steps()[::-1]
-
-    def close(self) -> None:
-        self._checkpointer.close()
-
-
-def _state(data: bytes, step: int) -> dict[str, Any]:
-    whole = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    first, second, third = whole[:4000], whole[4000:8192], whole[8192:]
-    return {
-        "first": first.view(torch.float32),
-        "model": {"second": second.view(torch.int32), "third": third},
-        "values": {"step": step, "nested": [step, None, str(step)]},
-    }
-
-
-def _seal(value: dict[str, int]) -> bytes:
-    text = json.dumps(value).encode()
+def seal(step: int, data: bytes) -> bytes:
+    """The manifest of PlainSaver."""
+    text = json.dumps({"step": step, "shard": native.crc32c(data)}).encode()
     return text + b"\n%08x" % native.crc32c(text)
 
 

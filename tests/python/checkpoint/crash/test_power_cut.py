@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from checkpoint.crash.checkpointer_saver import CheckpointerSaver
 from checkpoint.crash.crash_states import Record, check_power_cuts, fast_folder
-from checkpoint.crash.savers import CheckpointerSaver, MakeSaver, PlainSaver
+from checkpoint.crash.savers import MakeSaver, PlainSaver
 
 from tradewind._core import native
 from tradewind.checkpoint import local_directory
