@@ -84,7 +84,8 @@ def plan_last_save(
     if saves_locally and remote is not None and left_s > 0.0 and local_s <= left_s:
         reason = (
             f"{_about(num_bytes, local_s)} locally and {remote_s:.1f} s to upload, "
-            f"{_left(left_s)}: the upload cannot be done in time, so this save is on the local disk alone"
+            f"{_left(left_s)}: the upload cannot be done in time, so this save is on the local "
+            "disk alone"
         )
         return LastSave("local", reason, local_s, left_s)
     needed_s = local_s if saves_locally else remote_s

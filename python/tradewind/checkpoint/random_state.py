@@ -60,13 +60,8 @@ def restore(state: dict[str, Any]) -> None:
 
 def capture_cpu() -> dict[str, Any]:
     """As `capture`, of this process's CPU generators alone."""
-    version, words, gauss = random.getstate()
     return {
-        "python": {
-            "version": version,
-            "words": torch.tensor(words, dtype=torch.int64),
-            "gauss": gauss,
-        },
+        "python": _of_python(random.getstate()),
         "numpy": _encoded(np.random.get_state(legacy=False)),
         "torch": torch.get_rng_state(),
     }
@@ -74,17 +69,25 @@ def capture_cpu() -> dict[str, Any]:
 
 def restore_cpu(state: dict[str, Any]) -> None:
     """As `restore`, of this process's CPU generators alone."""
-    of_python, of_numpy = state["python"], _decoded(state["numpy"])
+    of_numpy = _decoded(state["numpy"])
     kind = np.random.get_state(legacy=False)["bit_generator"]
     if of_numpy["bit_generator"] != kind:
         raise ValueError(
             f"random state: the checkpoint has that of numpy's {of_numpy['bit_generator']}, "
             f"np.random uses {kind} here; set the same one with np.random.set_bit_generator"
         )
-    words = tuple(of_python["words"].tolist())
-    random.setstate((int(of_python["version"]), words, of_python["gauss"]))
+    random.setstate(_to_python(state["python"]))
     np.random.set_state(of_numpy)
     torch.set_rng_state(state["torch"].cpu())
+
+
+def _of_python(state: Any) -> dict[str, Any]:
+    version, words, gauss = state
+    return {"version": version, "words": torch.tensor(words, dtype=torch.int64), "gauss": gauss}
+
+
+def _to_python(state: Any) -> tuple[Any, ...]:
+    return int(state["version"]), tuple(state["words"].tolist()), state["gauss"]
 
 
 def _encoded(value: Any) -> Any:
@@ -103,3 +106,40 @@ def _decoded(value: Any) -> Any:
     if set(value) == {"dtype", "bytes"}:
         return value["bytes"].cpu().numpy().view(np.dtype(value["dtype"])).copy()
     return {key: _decoded(inner) for key, inner in value.items()}
+
+
+def generator_state(generator: Any) -> Any:
+    """State of one generator object: a CPU `torch.Generator`, `random.Random`, or numpy's
+    `Generator` or `RandomState`. None for anything else."""
+    if isinstance(generator, torch.Generator):
+        return generator.get_state() if generator.device.type == "cpu" else None
+    if isinstance(generator, random.Random):
+        try:
+            return _of_python(generator.getstate())
+        except NotImplementedError:  # random.SystemRandom has none
+            return None
+    if isinstance(generator, np.random.Generator):
+        return _encoded(generator.bit_generator.state)
+    if isinstance(generator, np.random.RandomState):
+        return _encoded(generator.get_state(legacy=False))
+    return None
+
+
+def set_generator_state(generator: Any, state: Any) -> None:
+    """Set what `generator_state` found, in a generator of the same kind.
+
+    Raises TypeError where it is of another.
+    """
+    if isinstance(generator, torch.Generator) and isinstance(state, torch.Tensor):
+        generator.set_state(state.cpu())
+    elif isinstance(generator, random.Random) and "words" in state:
+        generator.setstate(_to_python(state))
+    elif isinstance(generator, np.random.Generator) and "bit_generator" in state:
+        generator.bit_generator.state = _decoded(state)
+    elif isinstance(generator, np.random.RandomState) and "bit_generator" in state:
+        generator.set_state(_decoded(state))
+    else:
+        raise TypeError(
+            f"random state: the checkpoint has that of another kind of generator than "
+            f"{type(generator).__name__}; make the same one as before"
+        )

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from torch.utils._pytree import tree_map
 
+from tradewind.engine.batch_sources import Cut, ReplaySource
+from tradewind.engine.data_position import BatchCall, DataPosition, Spot, num_left
 from tradewind.meter import Meter, count_samples
 from tradewind.progress import Mode, Progress
 
@@ -18,51 +21,85 @@ if TYPE_CHECKING:
     from tradewind.engine.engine import Engine
     from tradewind.engine.rank_batches import RankBatches
 
+Read = Iterator[tuple[Any, Spot | None]]
+Timed = Iterator[tuple[Any, int, Spot | None]]
+
 
 def run_batches(
-    engine: Engine, meter: Meter, loader: Iterable[Any], epochs: int, mode: Mode
+    engine: Engine,
+    meter: Meter,
+    loader: Iterable[Any],
+    epochs: int,
+    mode: Mode,
+    position: DataPosition | None = None,
 ) -> Iterator[Any]:
-    """What `Engine.batches` returns; its arguments are checked there."""
+    """What `Engine.batches` returns; its arguments are checked there. With `position`, a run that
+    was restored goes on where it was."""
     sharing = engine._sharing
-    rank_batches = sharing.batches_of(loader) if sharing is not None else None
-    if rank_batches is not None:
-        length = rank_batches.num_batches
-        mode = mode if sharing is not None and sharing.rank == 0 else "off"
+    ranks = sharing.batches_of(loader) if sharing is not None else None
+    if sharing is not None and sharing.rank > 0:
+        mode = "off"
+    call: BatchCall | None = None
+    read: Read
+    if position is not None:
+        call = position.begin(loader, epochs, lambda: engine.num_steps, ranks)
+        read, total, begin = call.read(_epoch_setter(loader)), call.num_left, call.num_taken
     else:
-        length = _length(loader)
-    total = length * epochs if length is not None else None
-    with contextlib.closing(Progress(total, mode=mode)) as progress:
+        (read, total), begin = _read(loader, epochs, ranks), 0
+    if call is not None and call.is_skipped:
+        return
+    total = total + begin if total is not None else None
+    with contextlib.closing(Progress(total, mode=mode, initial_batches=begin)) as progress:
         meter.start()
-        found = _epochs(loader, rank_batches, epochs, meter, engine.world_size)
+        found = _timed(read, meter, engine.world_size)
         if sharing is not None:
             found = _announce_last(found, engine)
+        if call is not None and call.is_restored:
+            first = next(found, None)
+            has_any = first is not None
+            if not (has_any if ranks is None else ranks.any_has(has_any)):
+                call.finished()
+                return
+            found = chain([first] if first is not None else [], found)
         num_batches = 0
-        for batch, samples in found:
-            num_batches += 1
-            yield _move(batch, engine.device)
-            _show(progress, engine, samples)
+        try:
+            for batch, samples, spot in found:
+                num_batches += 1
+                if call is not None and spot is not None:
+                    call.yielding(spot)
+                yield _move(batch, engine.device)
+                _show(progress, engine, samples)
+        except BaseException:
+            if call is not None:
+                call.end("left")
+            raise
         if engine.flush() is not None:
             _show(progress, engine, 0)
+        if call is not None:
+            call.end("end")
         engine._has_next = True
         if sharing is not None:
             engine._follow_others(has_taken_part=num_batches > 0)
 
 
-def _epochs(
-    loader: Iterable[Any],
-    rank_batches: RankBatches | None,
-    epochs: int,
-    meter: Meter,
-    world_size: int,
-) -> Iterator[tuple[Any, int]]:
-    for epoch in range(epochs):
-        _set_epoch(loader, epoch)
-        if rank_batches is not None:
-            rank_batches.set_epoch(epoch)
-        yield from _timed(loader if rank_batches is None else rank_batches, meter, world_size)
+def _read(loader: Iterable[Any], epochs: int, ranks: RankBatches | None) -> tuple[Read, int | None]:
+    """This rank's batches where no checkpoint will ask for them again, and how many they are."""
+    cut = ranks.cut() if ranks is not None else Cut()
+    source = ranks.source(cut) if ranks is not None else ReplaySource(loader, None)
+
+    def read() -> Read:
+        set_epoch = _epoch_setter(loader)
+        for epoch in range(epochs):
+            set_epoch(epoch)
+            for _, batch in source.read(epoch, cut):
+                yield batch, None
+            assert source.num_batches is not None
+            cut.end_epoch(source.num_batches)
+
+    return read(), num_left(source, cut, 0, epochs)
 
 
-def _announce_last(batches: Iterator[tuple[Any, int]], engine: Engine) -> Iterator[tuple[Any, int]]:
+def _announce_last(batches: Timed, engine: Engine) -> Timed:
     """With the last batch the other ranks learn that this one has no more: one is read ahead."""
     ahead = next(batches, None)
     while ahead is not None:
@@ -71,34 +108,26 @@ def _announce_last(batches: Iterator[tuple[Any, int]], engine: Engine) -> Iterat
         yield now
 
 
-def _length(loader: Iterable[Any]) -> int | None:
-    if not isinstance(loader, Sized):
-        return None
-    try:
-        return len(loader)
-    except TypeError:  # a DataLoader over an IterableDataset has __len__ and may not know
-        return None
-
-
-def _timed(loader: Iterable[Any], meter: Meter, world_size: int) -> Iterator[tuple[Any, int]]:
+def _timed(batches: Read, meter: Meter, world_size: int) -> Timed:
     """Batches, and how many samples all ranks took with each: as many as this one."""
-    batches = iter(loader)
     while True:
         asked = time.perf_counter()
         try:
-            batch = next(batches)
+            batch, spot = next(batches)
         except StopIteration:
             return
         samples = count_samples(batch) * world_size
         meter.batch(samples, time.perf_counter() - asked)
-        yield batch, samples
+        yield batch, samples, spot
 
 
-def _set_epoch(loader: Iterable[Any], epoch: int) -> None:
+def _epoch_setter(loader: Iterable[Any]) -> Callable[[int], None]:
     for target in (loader, getattr(loader, "sampler", None), getattr(loader, "dataset", None)):
-        if callable(getattr(target, "set_epoch", None)):
-            target.set_epoch(epoch)  # type: ignore[union-attr]
-            return
+        set_epoch = getattr(target, "set_epoch", None)
+        if callable(set_epoch):
+            found: Callable[[int], None] = set_epoch
+            return found
+    return lambda epoch: None
 
 
 def _move(batch: Any, device: torch.device) -> Any:

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,75 +14,58 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
+from tradewind.engine.batch_sources import Cut, IndexSource, ListSource, ReplaySource, Source
+from tradewind.engine.random_stream import seed_of
 from tradewind.share.rendezvous import Meeting
 
 
 class RankBatches:
-    """An iterable over this rank's part of `loader`, once an epoch.
+    """How the ranks divide `loader`. Made by all of them in the same order.
 
     Loaders that shard already (a `DistributedSampler`, or an iterable whose first batch differs
     between ranks) are left alone.
     """
 
-    def __init__(self, loader: Iterable[Any], meeting: Meeting) -> None:
+    def __init__(self, loader: Any, meeting: Meeting) -> None:
         self.loader = loader
         self._meeting = meeting
-        self._epoch = 0
         self._is_first = True
-        self._seed = _agree(meeting, torch.initial_seed() & (2**63 - 1))[0]
-        self._prefix = f"{meeting.prefix}/order/{meeting.count('batches')}"
-        self._shards_itself: bool | None = None
-        if isinstance(loader, DataLoader):
-            self._shards_itself = isinstance(loader.sampler, DistributedSampler)
+        self.seed: int = _agree(meeting, torch.initial_seed() & (2**63 - 1))[0]
+        self._number = meeting.count("batches")
+        self._prefix = f"{meeting.prefix}/order/{self._number}"
 
     @property
-    def num_batches(self) -> int | None:
-        """Of this rank and epoch, where it is known."""
-        try:
-            total = len(self.loader)  # type: ignore[arg-type]
-        except TypeError:
-            return None
-        if self._shards_itself:
-            return total
-        rank, size = self._meeting.rank, self._meeting.size
-        return (total - rank + size - 1) // size
+    def rank(self) -> int:
+        return self._meeting.rank
 
-    def set_epoch(self, epoch: int) -> None:
-        self._epoch = epoch
+    @property
+    def size(self) -> int:
+        return self._meeting.size
 
-    def __iter__(self) -> Iterator[Any]:
-        loader = self.loader
-        if self._shards_itself:
-            return iter(loader)
-        if _has_indices(loader):
-            return iter(self._sharded(loader))  # type: ignore[arg-type]
-        if isinstance(loader, Sequence):
-            return iter(loader[self._meeting.rank :: self._meeting.size])
-        return self._sift(iter(loader))
+    def cut(self) -> Cut:
+        shards_itself: bool | None = None
+        if isinstance(self.loader, DataLoader) and not _is_iterable(self.loader):
+            shards_itself = isinstance(self.loader.sampler, DistributedSampler)
+        elif isinstance(self.loader, Sequence):
+            shards_itself = False
+        return Cut(self.rank, self.size, shards_itself=shards_itself)
 
-    def _sharded(self, loader: DataLoader[Any]) -> DataLoader[Any]:
-        """The same loader over this rank's batches of indices."""
-        batches = loader.batch_sampler
-        assert batches is not None
-        with torch.random.fork_rng(devices=[]):
-            # A sampler without a generator of its own draws its order from the global one here.
-            torch.manual_seed((self._seed + self._epoch) % 2**63)
-            order = list(batches)
-        self._check_order(_digest(order))
-        return DataLoader(
-            loader.dataset,
-            batch_sampler=order[self._meeting.rank :: self._meeting.size],
-            num_workers=loader.num_workers,
-            collate_fn=loader.collate_fn,
-            pin_memory=loader.pin_memory,
-            timeout=loader.timeout,
-            worker_init_fn=loader.worker_init_fn,
-            multiprocessing_context=loader.multiprocessing_context,
-            generator=loader.generator,
-            prefetch_factor=loader.prefetch_factor,
-        )
+    def source(self, cut: Cut) -> Source:
+        """Of this rank's batches, where no checkpoint will ask for them again."""
+        if isinstance(self.loader, Sequence):
+            return ListSource(self.loader, None)
+        if has_indices(self.loader) and not cut.shards_itself:
+            order_seed = seed_of(self.seed, "call", self._number)
+            return IndexSource(self.loader, None, order_seed=order_seed, check=self.check_order)
+        return self.decide(ReplaySource(self.loader, None), cut)
 
-    def _check_order(self, digest: str) -> None:
+    def decide(self, source: Source, cut: Cut) -> Source:
+        """Let the first batch that comes say whether the loader shards itself."""
+        if cut.shards_itself is None:
+            source.on_first = lambda batch: self._compare(batch, cut)
+        return source
+
+    def check_order(self, epoch: int, digest: str) -> None:
         """Ranks begin the first epoch together. They need not begin later ones so: then whoever
         comes later compares, and nobody waits."""
         meeting = self._meeting
@@ -91,7 +73,7 @@ class RankBatches:
             self._is_first = False
             found = _agree(meeting, digest)
         else:
-            keys = [f"{self._prefix}/{self._epoch}/{rank}" for rank in range(meeting.size)]
+            keys = [f"{self._prefix}/{epoch}/{rank}" for rank in range(meeting.size)]
             meeting.store.set(keys[meeting.rank], digest)
             there = [key for key in keys if meeting.store.check([key])]
             found = [value.decode() for value in meeting.store.multi_get(there)]
@@ -101,37 +83,29 @@ class RankBatches:
                 "taken twice or never; give it a generator with the same seed on all ranks, or none"
             )
 
-    def _sift(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Of batches that nobody can number beforehand: every N-th, where ranks see the same."""
-        meeting = self._meeting
-        first = list(islice(batches, 1))
-        if self._shards_itself is None:
-            self._shards_itself = len(set(_agree(meeting, _digest(first)))) > 1
-            if not self._shards_itself and meeting.rank == 0:
-                warnings.warn(
-                    "loader: its batches cannot be numbered beforehand, and all ranks see the same "
-                    "ones: each rank reads all and takes its part. Shard it by tw.place().rank, or "
-                    "use a dataset with __getitem__, to read only that",
-                    stacklevel=2,
-                )
-        if self._shards_itself:
-            yield from first
-            yield from batches
-            return
-        if meeting.rank == 0:
-            yield from first
-            skipped = meeting.size - 1
-        else:
-            skipped = meeting.rank - 1
-        yield from islice(batches, skipped, None, meeting.size)
+    def any_has(self, has: bool) -> bool:
+        """Whether some rank has a batch. All ranks ask together."""
+        return any(_agree(self._meeting, has))
+
+    def _compare(self, first: Any, cut: Cut) -> None:
+        digests = _agree(self._meeting, _digest(() if first is None else (first,)))
+        cut.shards_itself = len(set(digests)) > 1
+        if not cut.shards_itself and self.rank == 0:
+            warnings.warn(
+                "loader: its batches cannot be numbered beforehand, and all ranks see the same "
+                "ones: each rank reads all and takes its part. Shard it by tw.place().rank, or "
+                "use a dataset with __getitem__, to read only that",
+                stacklevel=2,
+            )
 
 
-def _has_indices(loader: Any) -> bool:
-    return (
-        isinstance(loader, DataLoader)
-        and not isinstance(loader.dataset, IterableDataset)
-        and loader.batch_sampler is not None
-    )
+def has_indices(loader: Any) -> bool:
+    """Whether the batches of `loader` can be had by the indices that its sampler gives."""
+    return isinstance(loader, DataLoader) and not _is_iterable(loader)
+
+
+def _is_iterable(loader: DataLoader[Any]) -> bool:
+    return isinstance(loader.dataset, IterableDataset)
 
 
 def _agree(meeting: Meeting, value: Any) -> list[Any]:
