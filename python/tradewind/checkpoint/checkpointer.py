@@ -22,8 +22,9 @@ import torch.distributed as dist
 from tradewind._core import native
 from tradewind.checkpoint.errors import CheckpointError
 from tradewind.checkpoint.local_directory import LocalDirectory
-from tradewind.checkpoint.names import MAX_STEP, CommitName
+from tradewind.checkpoint.names import MAX_STEP, CommitName, shard_name
 from tradewind.checkpoint.parts import PartialTensor
+from tradewind.checkpoint.peer_memory import PeerMemory
 from tradewind.checkpoint.ranks import Ranks
 from tradewind.checkpoint.restoring import CommitReader, fills_of, give_fresh
 from tradewind.checkpoint.save import Save
@@ -35,7 +36,7 @@ BLOCK_BYTES = 4 << 20
 NUM_THREADS = 16
 _BLOCK_UNIT_BYTES = 4096
 
-# (kind, text): "save-failed", "retention-failed", "passed-over".
+# (kind, text): "save-failed", "retention-failed", "peers-failed", "passed-over".
 OnEvent = Callable[[str, str], None]
 Into = Callable[[Any], Mapping[str, torch.Tensor | PartialTensor]]
 
@@ -68,6 +69,8 @@ class Checkpointer:
         deadline: how long writing, and waiting for other ranks, may take.
         block_bytes: of what a checksum covers, a multiple of 4096.
         num_threads: of writing and of reading.
+        peers: with several ranks, a process beside each rank keeps the newest shard of the rank
+            before it in memory, so that ranks that are restarted read no disk.
         on_event: called with (kind, text) for what is told by a warning otherwise: a save that
             failed, a checkpoint that was passed over.
 
@@ -89,6 +92,7 @@ class Checkpointer:
         deadline: timedelta = timedelta(minutes=10),
         block_bytes: int = BLOCK_BYTES,
         num_threads: int = NUM_THREADS,
+        peers: bool = False,
         on_event: OnEvent | None = None,
         env: native.Env | None = None,
     ) -> None:
@@ -118,7 +122,9 @@ class Checkpointer:
             deadline=deadline,
         )
         self._on_event = on_event
-        opener = open_commit(self._directory, self._env, num_threads)
+        has_peers = peers and self._ranks.size > 1
+        self._peers = PeerMemory(self._directory.where, self._ranks) if has_peers else None
+        opener = open_commit(self._directory, self._env, num_threads, self._peers)
         self._open_commit = opener
         self._search = Search(self._directory, self._ranks, opener, self._pass_over)
         self._owner_pid = os.getpid()
@@ -238,8 +244,19 @@ class Checkpointer:
         self._parent, self._verified = name.folder, name
         self._durable = (save.step, time.monotonic())
         save.commits(name)
+        self._give_to_peers(name)
         self._retain()
         save.end()
+
+    def _give_to_peers(self, name: CommitName) -> None:
+        if self._peers is None:
+            return
+        try:
+            self._peers.start()
+            file = shard_name(self._ranks.rank, self._ranks.size)
+            self._peers.keep(name, file, self._directory.path_of(name, file))
+        except Exception as error:
+            self._tell("peers-failed", f"step {name.step} is on disk alone: {error}")
 
     def _retain(self) -> None:
         if not self._ranks.is_first:
@@ -373,6 +390,8 @@ class Checkpointer:
                     self._thread.join(self._deadline_s)
         finally:
             _open_ones.discard(self)
+            if self._peers is not None:
+                self._peers.close()
             self._saver.close()
             self._directory.close()
 

@@ -3,16 +3,18 @@ verified block by block, straight into the memory they belong to where it lies a
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from tradewind._core import native
 from tradewind.checkpoint.dtypes import DTYPE_OF
+from tradewind.checkpoint.errors import DamagedCheckpointError
 from tradewind.checkpoint.manifest import Manifest
 from tradewind.checkpoint.parts import PartialTensor
 from tradewind.checkpoint.rebuilding import rebuild
@@ -20,13 +22,21 @@ from tradewind.checkpoint.targets import Fill, Stored
 
 
 class CommitReader:
-    """Reads one commit whose manifest was decoded. `folder`: its path on this machine."""
+    """Reads one commit whose manifest was decoded. `folder`: its path on this machine; `in_memory`:
+    paths by name of files that are somewhere else as well, where they are read first."""
 
     def __init__(
-        self, env: native.Env, folder: str, manifest: Manifest, *, num_threads: int = 16
+        self,
+        env: native.Env,
+        folder: str,
+        manifest: Manifest,
+        *,
+        in_memory: Mapping[str, str] | None = None,
+        num_threads: int = 16,
     ) -> None:
         self._env = env
         self._folder = folder
+        self._in_memory = in_memory or {}
         self._num_threads = num_threads
         self.manifest = manifest
 
@@ -67,16 +77,24 @@ class CommitReader:
         self, index: int, targets: list[tuple[int, int, int]], *, verify_all: bool
     ) -> None:
         file = self.manifest.files[index]
-        native.read_shard(
-            self._env,
-            f"{self._folder}/{file.name}",
-            file.size_bytes,
-            file.block_bytes,
-            file.block_crc32c,
-            targets,
-            self._num_threads,
-            verify_all,
-        )
+
+        def read(path: str) -> None:
+            native.read_shard(
+                self._env,
+                path,
+                file.size_bytes,
+                file.block_bytes,
+                file.block_crc32c,
+                targets,
+                self._num_threads,
+                verify_all,
+            )
+
+        if file.name in self._in_memory:
+            with contextlib.suppress(DamagedCheckpointError, OSError):
+                read(self._in_memory[file.name])
+                return
+        read(f"{self._folder}/{file.name}")
 
     def _memory(self, fill: Fill) -> torch.Tensor:
         """Where the bytes of the fill go: its target, or memory of the stored dtype."""

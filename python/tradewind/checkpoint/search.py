@@ -17,6 +17,7 @@ from tradewind.checkpoint.errors import (
 )
 from tradewind.checkpoint.local_directory import LocalDirectory
 from tradewind.checkpoint.names import CommitName
+from tradewind.checkpoint.peer_memory import PeerMemory
 from tradewind.checkpoint.ranks import Ranks
 from tradewind.checkpoint.restoring import CommitReader
 
@@ -121,9 +122,10 @@ class Search:
 
 
 def open_commit(
-    directory: LocalDirectory, env: Any, num_threads: int
+    directory: LocalDirectory, env: Any, num_threads: int, peers: PeerMemory | None = None
 ) -> Callable[[CommitName, ExitStack], CommitReader]:
-    """Opens commits of a directory; while the stack lives, no owner overwrites their files."""
+    """Opens commits of a directory; while the stack lives, no owner overwrites their files. What
+    `peers` have in memory is read from there."""
 
     def open_one(name: CommitName, stack: ExitStack) -> CommitReader:
         where = f"{directory.where}/{name.folder}"
@@ -133,8 +135,12 @@ def open_commit(
                 f"{where}: its manifest is that of step {manifest.step}, attempt "
                 f"{manifest.attempt}, {manifest.id}"
             )
-        stack.enter_context(directory.reading(name, [file.name for file in manifest.files]))
-        return CommitReader(env, directory.path_of(name), manifest, num_threads=num_threads)
+        files = [file.name for file in manifest.files]
+        in_memory = stack.enter_context(peers.fetched(name, files)) if peers is not None else {}
+        on_disk = [file for file in files if file not in in_memory]
+        stack.enter_context(directory.reading(name, on_disk))
+        folder = directory.path_of(name)
+        return CommitReader(env, folder, manifest, in_memory=in_memory, num_threads=num_threads)
 
     return open_one
 
