@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils._pytree import tree_map
 
-from tradewind.engine.batch_sources import Cut, ReplaySource
-from tradewind.engine.data_position import BatchCall, DataPosition, Spot, num_left
+from tradewind.engine.batch_call import BatchCall, Spot
+from tradewind.engine.batch_sources import Cut, ReplaySource, num_left
+from tradewind.engine.data_position import DataPosition
 from tradewind.meter import Meter, count_samples
 from tradewind.progress import Mode, Progress
 
