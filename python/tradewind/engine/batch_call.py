@@ -1,5 +1,5 @@
-"""One call of `engine.batches()` in a run that can go on from checkpoints: which of its batches were
-trained on, and how it is entered again in the middle."""
+"""One call of `engine.batches()` in a run that can go on from checkpoints: which of its batches
+were trained on, and how it is entered again in the middle."""
 
 from __future__ import annotations
 
@@ -224,3 +224,87 @@ class BatchCall:
         return self._source
 
     @property
+    def num_left(self) -> int | None:
+        """This rank's batches to come, where that is known."""
+        if self.is_skipped:
+            return 0
+        return num_left(self._reading, self.cut, self._first_epoch, self.epochs)
+
+    @property
+    def num_taken(self) -> int:
+        """This rank's batches that were trained on before, as far as they can be told."""
+        if self._source is None:
+            return 0
+        epoch, taken, each = self._trained.epoch, self._trained.taken, self._source.num_batches or 0
+        if self.cut.shards_itself:
+            return epoch * each + taken // self.cut.size
+        return (epoch * each + taken) // self.cut.size
+
+    def read(self, set_epoch: Callable[[int], None]) -> Iterator[tuple[Any, Spot]]:
+        """This rank's batches, and where each one stands."""
+        if self.is_skipped:
+            return
+        source, cut = self._reading, self.cut
+        for epoch in range(self._first_epoch, self.epochs):
+            set_epoch(epoch)
+            begun = sampler_state(self.loader)
+            for index, batch in source.read(epoch, cut):
+                yield batch, Spot(epoch, cut.taken(index), begun, source.place())
+            assert source.num_batches is not None
+            cut.end_epoch(source.num_batches)
+
+    def yielding(self, spot: Spot) -> None:
+        """This batch is given to the training loop now."""
+        self._settle()
+        self._given = spot, self._read_step()
+        if not self._is_repeated:
+            self._position.resumed()
+
+    def finished(self) -> None:
+        """The restored run had come to the end of this call."""
+        self._position.say(f"{self._name}: the checkpoint was made at its end; nothing is left")
+        self.end("end")
+
+    def end(self, how: str) -> None:
+        """No more batches: "end", or "left"."""
+        self._settle()
+        self.ended = how
+        self._reading.close()
+        if how == "end":
+            self._trained = Spot(self.epochs, 0, sampler_state(self.loader))
+            self._given = self._own = None
+
+    def _settle(self) -> None:
+        if self._given is None:
+            return
+        spot, step = self._given
+        now = self._read_step()
+        if now > step:
+            self._trained, self._given = spot, None
+            self._num_updates += now - step
+
+    # --- the checkpoint ---------------------------------------------------------------------------
+
+    @property
+    def is_forgotten(self) -> bool:
+        return self._is_nested and self.ended is not None
+
+    def record(self) -> _Record:
+        self._settle()
+        spot = self._trained
+        return _Record(
+            number=self.number,
+            is_nested=self._is_nested,
+            ended=self.ended,
+            num_updates=self._num_updates,
+            epoch=spot.epoch,
+            taken=spot.taken,
+            size=self.cut.size,
+            shards_itself=self.cut.shards_itself,
+            loader=self._facts,
+            sampler=spot.sampler,
+        )
+
+    def own_state(self) -> dict[str, Any] | None:
+        self._settle()
+        return own_state_of(self._trained.place) or self._own
