@@ -289,10 +289,10 @@ class BatchCall:
     def is_forgotten(self) -> bool:
         return self._is_nested and self.ended is not None
 
-    def record(self) -> _Record:
+    def record(self) -> Record:
         self._settle()
         spot = self._trained
-        return _Record(
+        return Record(
             number=self.number,
             is_nested=self._is_nested,
             ended=self.ended,
