@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
 import tradewind as tw
+from tradewind import checkpoint
 from tradewind._core import native
 
 
@@ -62,3 +65,25 @@ def test_peer_lost_is_sharing_error() -> None:
     with pytest.raises(tw.SharingError, match=r"^rank 1 raised ValueError in forward$"):
         shared.finish_backward()
     assert issubclass(tw.SharingError, RuntimeError)
+
+
+def test_system_failure_is_the_oserror_of_its_errno(tmp_path: Path) -> None:
+    path = str(tmp_path / "none")
+    with pytest.raises(
+        FileNotFoundError, match=r"could not be opened: No such file or directory: '.*/none'"
+    ) as caught:
+        native.posix_env().read_file(path, 10)
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOENT, path)
+    assert type(caught.value) is FileNotFoundError
+
+
+def test_damaged_is_damaged_checkpoint_error(tmp_path: Path) -> None:
+    path = tmp_path / "shard"
+    path.write_bytes(b"")
+    with pytest.raises(native.DamagedCheckpointError, match=r"shard.*4096"):
+        native.read_shard(native.posix_env(), str(path), 4096, 4096, b"\0\0\0\0", [])
+    assert checkpoint.DamagedCheckpointError is native.DamagedCheckpointError
+    assert checkpoint.CheckpointError is native.CheckpointError
+    assert issubclass(native.DamagedCheckpointError, native.CheckpointError)
+    assert issubclass(native.CheckpointError, RuntimeError)
+    assert native.CheckpointError.__module__ == "tradewind"
