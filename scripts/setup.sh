@@ -79,3 +79,7 @@ if [ "$extra" = test ] && ! { [ -e /usr/include/gtest/gtest.h ] || [ -e /usr/loc
     install_system 'GoogleTest is missing' libgtest-dev ||
         say 'the tests of the C++ core will be skipped'
 fi
+if [ "$extra" = test ] && ! command -v strace >/dev/null 2>&1; then
+    install_system 'strace is missing' strace ||
+        say 'the tests that kill a saving process at every system call will be skipped'
+fi
