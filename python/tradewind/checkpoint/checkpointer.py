@@ -34,6 +34,7 @@ from tradewind.checkpoint.targets import Filling, json_values, match, replace, s
 
 BLOCK_BYTES = 4 << 20
 NUM_THREADS = 16
+LEAST_HOST_MEMORY_BYTES = 1 << 20
 _BLOCK_UNIT_BYTES = 4096
 
 # (kind, text): "save-failed", "retention-failed", "peers-failed", "passed-over".
@@ -69,6 +70,8 @@ class Checkpointer:
         deadline: how long writing, and waiting for other ranks, may take.
         block_bytes: of what a checksum covers, a multiple of 4096.
         num_threads: of writing and of reading.
+        host_memory: bytes of memory for copies, None: as much as a state takes. A state that needs
+            more is written in rounds, and `save` returns when the last one is copied.
         peers: with several ranks, a process beside each rank keeps the newest shard of the rank
             before it in memory, so that ranks that are restarted read no disk.
         on_event: called with (kind, text) for what is told by a warning otherwise: a save that
@@ -92,6 +95,7 @@ class Checkpointer:
         deadline: timedelta = timedelta(minutes=10),
         block_bytes: int = BLOCK_BYTES,
         num_threads: int = NUM_THREADS,
+        host_memory: int | None = None,
         peers: bool = False,
         on_event: OnEvent | None = None,
         env: native.Env | None = None,
@@ -104,6 +108,10 @@ class Checkpointer:
         if block_bytes % _BLOCK_UNIT_BYTES:
             raise ValueError(
                 f"block_bytes: expected a multiple of {_BLOCK_UNIT_BYTES}, got {block_bytes}"
+            )
+        if host_memory is not None and host_memory < LEAST_HOST_MEMORY_BYTES:
+            raise ValueError(
+                f"host_memory: expected at least {LEAST_HOST_MEMORY_BYTES} bytes, got {host_memory}"
             )
         if deadline <= timedelta(0):
             raise ValueError(f"deadline: expected a positive duration, got {deadline}")
@@ -120,6 +128,7 @@ class Checkpointer:
             block_bytes=block_bytes,
             num_threads=num_threads,
             deadline=deadline,
+            host_memory=host_memory,
         )
         self._on_event = on_event
         has_peers = peers and self._ranks.size > 1
@@ -168,6 +177,7 @@ class Checkpointer:
         in_place: Ranges = (),
         facts: dict[str, Any] | None = None,
         paranoid: bool = False,
+        holds_stream: bool = True,
     ) -> Save:
         """Begin to save `state` as `step`, and return as soon as nothing of it can change under
         the save. An earlier save that still runs is waited for.
@@ -180,6 +190,8 @@ class Checkpointer:
             facts: JSON values for the manifest, for people and tools.
             paranoid: whether edits of memory `in_place` are also looked for by sums of its bytes,
                 which finds those through `.data`; else by the versions that torch counts alone.
+            holds_stream: whether work queued on GPUs from now on waits for the copies from them;
+                else call `.hold_stream()` before what changes the tensors is queued.
 
         Returns a `Save`: `.wait()` blocks until it is durable or raises why it is not. A save that
         fails is told by a warning, and the next one is tried as if nothing had been.
@@ -197,6 +209,10 @@ class Checkpointer:
             self._last = save
             self._start_thread()
             self._jobs.put((self, prepared))
+            if holds_stream:
+                save.hold_stream()
+            if len(prepared.plans) > 1:
+                save.wait_staged()
             save.returned()
         return save
 

@@ -25,7 +25,7 @@ _ID = re.compile(r"[0-9a-f]{16}")
 _FOLDER = re.compile(r"step-([0-9]{12})\.([0-9]{9})\.([0-9a-f]{16})")
 _CLAIM = re.compile(r"([0-9]{9})")
 _ACCEPTED = re.compile(r"([0-9]{9})\.accepted")
-_SHARD = re.compile(r"shard-([0-9]{5})-of-([0-9]{5})\.safetensors")
+_SHARD = re.compile(r"shard-([0-9]{5})-of-([0-9]{5})(?:\.[0-9]{5})?\.safetensors")
 
 
 _sequence = itertools.count()
@@ -100,12 +100,13 @@ def parse_accepted(file_name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def shard_name(rank: int, world_size: int) -> str:
-    """The file that `rank` of `world_size` writes."""
+def shard_name(rank: int, world_size: int, part: int = 0) -> str:
+    """The file that `rank` of `world_size` writes; of a shard in several parts, the `part`-th."""
     _check_count("world size", world_size, MAX_WORLD_SIZE)
     if not 0 <= rank < world_size:
         raise ValueError(f"checkpoint: rank: expected 0 to {world_size - 1}, got {rank}")
-    return f"shard-{rank:05d}-of-{world_size:05d}{SHARD_SUFFIX}"
+    which = f".{part:05d}" if part else ""
+    return f"shard-{rank:05d}-of-{world_size:05d}{which}{SHARD_SUFFIX}"
 
 
 def parse_shard(file_name: str) -> tuple[int, int] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tradewind.checkpoint.staging import PAGE_BYTES, Copied, round_up
 
@@ -24,7 +24,7 @@ _CUT_BYTES = 1 << 20
 @dataclass(frozen=True)
 class Part:
     """Elements [start, start + count) of one logical tensor, in row-major order, as one rank has
-    them in memory. `index`: of the tensor in the list that they were made from."""
+    them in memory: from element `skip` of tensor number `index` of those that are saved."""
 
     name: str
     index: int
@@ -32,6 +32,11 @@ class Part:
     num_elements: int  # of the whole tensor
     start: int
     count: int
+    skip: int = 0
+
+    def cut(self, begin: int, count: int) -> Part:
+        """`count` of its elements, from its `begin`-th."""
+        return replace(self, start=self.start + begin, count=count, skip=self.skip + begin)
 
     @property
     def size_bytes(self) -> int:
@@ -50,29 +55,42 @@ def share_out(parts: Sequence[Part], world_size: int) -> list[list[Part]]:
     shares: list[list[Part]] = [[] for _ in range(world_size)]
     done = 0
     for part in parts:
-        start = part.start
-        end = part.start + part.count
+        begin, end = 0, part.count
         while True:
             rank = min(done * world_size // max(total, 1), world_size - 1)
             left = -(-total * (rank + 1) // world_size) - done  # what this rank still takes
             unit = max(_CUT_BYTES // part.element_bytes, 1)
             take = round_up(max(left, 1), _CUT_BYTES) // _CUT_BYTES * unit
-            stop = end if rank == world_size - 1 or end - start <= take else start + take
-            shares[rank].append(
-                Part(
-                    part.name,
-                    part.index,
-                    part.element_bytes,
-                    part.num_elements,
-                    start,
-                    stop - start,
-                )
-            )
-            done += (stop - start) * part.element_bytes
-            start = stop
-            if start >= end:
+            stop = end if rank == world_size - 1 or end - begin <= take else begin + take
+            shares[rank].append(part.cut(begin, stop - begin))
+            done += (stop - begin) * part.element_bytes
+            begin = stop
+            if begin >= end:
                 break
     return shares
+
+
+def in_rounds(parts: Sequence[Part], limit_bytes: int) -> list[list[Part]]:
+    """Cut parts into lists, each of which takes at most `limit_bytes` of a staging buffer."""
+    rounds: list[list[Part]] = [[]]
+    at = 0
+    for part in parts:
+        begin = 0
+        while True:
+            at = round_up(at, PAGE_BYTES)
+            room = (limit_bytes - at) // part.element_bytes
+            left = part.count - begin
+            if room < left and room * part.element_bytes < min(PAGE_BYTES, limit_bytes // 2):
+                rounds.append([])
+                at = 0
+                continue
+            take = min(left, room)
+            rounds[-1].append(part.cut(begin, take))
+            at += take * part.element_bytes
+            begin += take
+            if begin >= part.count:
+                break
+    return rounds
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,9 @@ class Save:
         self._watched: list[tuple[str, torch.Tensor, tuple[int, int]]] = []
         self._failure: CheckpointError | None = None
         self._cancel: Callable[[], None] = _nothing
-        self._copies = DeviceCopies()
+        self.copies = DeviceCopies()
         self._closing: native.GateClosing | None = None
+        self._staged = threading.Event()
 
     @property
     def waited_s(self) -> float:
@@ -80,7 +81,7 @@ class Save:
 
     def hold_stream(self) -> None:
         """What is queued on GPUs from now on begins after this save's copies from them."""
-        self._copies.hold_stream()
+        self.copies.hold_stream()
 
     def check_edits(self) -> None:
         """To be called just before the owner of the memory writes it: what others have changed in
@@ -101,7 +102,18 @@ class Save:
                 )
             )
 
-    # --- for the writing thread -----------------------------------------------------------------
+    # --- for those who write ---------------------------------------------------------------------
+
+    def holds(self, closing: native.GateClosing | None, copies: DeviceCopies) -> None:
+        """What the save has taken hold of: memory behind a gate, and copies under way."""
+        self._closing, self.copies = closing, copies
+
+    def staged(self) -> None:
+        """The last copy is made, or never will be."""
+        self._staged.set()
+
+    def wait_staged(self) -> None:
+        self._staged.wait()
 
     def watch(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
         self._watched = [(name, tensor, self._mark(tensor)) for name, tensor in tensors]
@@ -111,13 +123,17 @@ class Save:
         if not self._is_paranoid:
             return tensor._version, 0
         data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-        return tensor._version, zlib.crc32(data.numpy())
+        return tensor._version, zlib.crc32(data.numpy().data)
 
     def check_untouched(self) -> None:
         """Raise what the save was failed with, also by an edit that nobody has told yet."""
         with self._lock:
             watched, self._watched = self._watched, []
             self._judge(watched)
+        self.check_failed()
+
+    def check_failed(self) -> None:
+        """Raise what the save was failed with."""
         if self._failure is not None:
             raise self._failure
 

@@ -415,6 +415,27 @@ def test_a_script_that_ends_without_close_has_its_last_checkpoint(tmp_path: Path
     assert torch.equal(found[1]["t"], torch.arange(500_000))
 
 
+def test_a_state_larger_than_the_memory_for_copies_is_written_in_rounds(tmp_path: Path) -> None:
+    state = {f"t{i}": torch.randn(150_000 + i) for i in range(9)}
+    state["arena"] = torch.randn(4096)
+    with Checkpointer(tmp_path / "c", host_memory=1 << 20, keep=2) as checkpointer:
+        ranges = [(state["arena"].data_ptr(), state["arena"].nbytes)]
+        for step in range(4):
+            expected = {name: tensor.clone() for name, tensor in state.items()}
+            save = checkpointer.save(state, step=step, in_place=ranges)
+            for name, tensor in state.items():
+                if name != "arena":
+                    tensor.add_(1)
+            save.wait(60)
+            assert len(list(folder(checkpointer, step).glob("*.safetensors"))) > 4
+            assert checkpointer._saver._staging.capacity_bytes <= 2 << 20
+            found = checkpointer.load()
+            assert found is not None and states_equal(found[1], expected)
+        assert checkpointer.steps() == [2, 3]
+    with pytest.raises(ValueError, match="host_memory: expected at least"):
+        Checkpointer(tmp_path / "d", host_memory=10)
+
+
 def test_files_are_recycled(tmp_path: Path) -> None:
     def inodes() -> set[int]:
         return {path.stat().st_ino for path in (tmp_path / "c").rglob("*.safetensors")}

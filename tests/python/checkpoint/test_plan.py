@@ -1,4 +1,4 @@
-"""Who writes what and where it stands: every byte once, borders that direct I/O and readers like."""
+"""Who writes what and where it stands: every byte once, borders that direct I/O likes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tradewind.checkpoint.plan import PAGE_ALIGNED_BYTES, Part, ShardPlan, plan_shard, share_out
+from tradewind.checkpoint.plan import (
+    PAGE_ALIGNED_BYTES,
+    Part,
+    ShardPlan,
+    in_rounds,
+    plan_shard,
+    share_out,
+)
 
 PAGE = 4096
 
@@ -41,6 +48,28 @@ def test_ranks_share_every_element_once(
     assert largest <= total / world_size + 2 * (1 << 20)
 
 
+@given(
+    counts=st.lists(st.integers(0, 40_000), max_size=10),
+    limit=st.integers(1 << 13, 1 << 17),
+    element_bytes=st.sampled_from([1, 4, 8]),
+)
+def test_rounds_fit_and_have_every_element_once(
+    counts: list[int], limit: int, element_bytes: int
+) -> None:
+    parts = [whole(f"t{i}", i, count, element_bytes) for i, count in enumerate(counts)]
+    rounds = in_rounds(parts, limit)
+    for some in rounds:
+        assert plan_shard([(part, None) for part in some], []).copies_bytes <= limit
+    for part in parts:
+        cuts = [cut for some in rounds for cut in some if cut.name == part.name]
+        assert [cut.start for cut in cuts] == [cut.skip for cut in cuts]
+        at = 0
+        for cut in cuts:
+            assert cut.start == at
+            at += cut.count
+        assert at == part.count
+
+
 def check_layout(plan: ShardPlan, memory: dict[str, tuple[int, int]]) -> None:
     """Bytes of the file are covered exactly by parts and pads; regions lie on pages."""
     spans = [(p.offset_bytes, p.part.size_bytes) for p in plan.placed if p.same_as is None]
@@ -55,13 +84,20 @@ def check_layout(plan: ShardPlan, memory: dict[str, tuple[int, int]]) -> None:
     for placed in plan.placed:
         address, size = memory.get(placed.part.name, (None, 0))
         for region in plan.regions:
-            if address is not None and region.address <= address < region.address + region.size_bytes:
+            if (
+                address is not None
+                and region.address <= address < region.address + region.size_bytes
+            ):
                 assert placed.offset_bytes - region.offset_bytes == address - region.address
 
 
 def test_an_arena_is_one_region_with_its_gaps_as_pads() -> None:
     arena = 10 * PAGE
-    parts = [(whole("a", 0, 100), arena), (whole("b", 1, 50), arena + 448), (whole("c", 2, 9), None)]
+    parts = [
+        (whole("a", 0, 100), arena),
+        (whole("b", 1, 50), arena + 448),
+        (whole("c", 2, 9), None),
+    ]
     plan = plan_shard(parts, [(arena, 4 * PAGE)])
     assert [(r.offset_bytes, r.address, r.size_bytes) for r in plan.regions] == [(0, arena, 648)]
     assert [part.name for part, _ in plan.copies] == ["c"]
