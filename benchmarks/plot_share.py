@@ -21,6 +21,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
+from error_bars import draw_error_bars
+
 plt.rcParams["svg.fonttype"] = "none"
 
 Scenario = dict[str, Any]
@@ -83,23 +85,7 @@ def draw_line(
 ) -> None:
     found = [(scenario["rate_Gbps"], best(scenario, pick)) for scenario in scenarios]
     points = [(rate, figure) for rate, figure in found if figure is not None]
-    if not points:
-        return
-    medians = [figure["median"] * 1e3 for _, figure in points]
-    below = [m - figure["min"] * 1e3 for m, (_, figure) in zip(medians, points, strict=True)]
-    above = [figure["max"] * 1e3 - m for m, (_, figure) in zip(medians, points, strict=True)]
-    axes.errorbar(
-        [rate for rate, _ in points],
-        medians,
-        yerr=[below, above],
-        color=color,
-        marker=marker,
-        markersize=6,
-        linewidth=1.6,
-        capsize=3,
-        label=label,
-        zorder=3,
-    )
+    draw_error_bars(axes, points, label, color, marker, scale=1e3)
 
 
 def draw_floor(axes: Axes, scenarios: list[Scenario], wire_kinds: tuple[str, ...]) -> None:
