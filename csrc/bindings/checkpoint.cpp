@@ -1,11 +1,10 @@
 #include <pybind11/stl.h>
-#include <pybind11/stl/filesystem.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstring>
-#include <filesystem>
+#include <optional>
 #include <string_view>
 #include <tuple>
 #include <utility>
@@ -13,6 +12,7 @@
 
 #include "arena/gate.h"
 #include "base/error.h"
+#include "bindings/path.h"
 #include "bindings/register.h"
 #include "checkpoint/shard_reader.h"
 #include "checkpoint/shard_writer.h"
@@ -21,7 +21,6 @@ namespace tradewind::bindings {
 namespace py = pybind11;
 namespace {
 
-using Path = std::filesystem::path;
 using NoGil = py::call_guard<py::gil_scoped_release>;
 using Address = std::uintptr_t;
 
@@ -76,9 +75,14 @@ using Region = std::tuple<std::int64_t, Address, std::int64_t>;
 std::unique_ptr<ShardWrite> start(ShardWriter& writer, std::shared_ptr<Env> env, const Path& path,
                                   const py::bytes& header, const std::vector<Region>& regions,
                                   std::int64_t block_bytes, bool recycle,
-                                  std::shared_ptr<GateClosing> closing) {
-  ShardWriter::Request request{std::move(env), path.native(),     header, {}, block_bytes,
-                               recycle,        std::move(closing)};
+                                  std::optional<std::shared_ptr<GateClosing>> closing) {
+  ShardWriter::Request request{std::move(env),
+                               path.bytes,
+                               header,
+                               {},
+                               block_bytes,
+                               recycle,
+                               std::move(closing).value_or(nullptr)};
   for (const auto& [offset, address, size_bytes] : regions) {
     request.regions.push_back({offset, at(address), size_bytes});
   }
@@ -157,8 +161,8 @@ using Target = std::tuple<std::int64_t, std::int64_t, Address>;
 void read(const std::shared_ptr<Env>& env, const Path& path, std::int64_t size_bytes,
           std::int64_t block_bytes, const py::bytes& block_crc32c,
           const std::vector<Target>& targets, int num_threads, bool verify_all) {
-  ShardRequest request{path.native(), size_bytes, block_bytes, unpack_checksums(block_crc32c), {},
-                       num_threads,   verify_all};
+  ShardRequest request{path.bytes, size_bytes,  block_bytes, unpack_checksums(block_crc32c),
+                       {},         num_threads, verify_all};
   for (const auto& [offset, target_bytes, address] : targets) {
     request.targets.push_back({offset, target_bytes, at(address)});
   }

@@ -5,7 +5,6 @@ The native core of Tradewind. Import it through tradewind._core, which checks to
 from __future__ import annotations
 
 import collections.abc
-import os
 import typing
 
 import torch
@@ -251,7 +250,7 @@ class ShardWriter:
     def start(
         self,
         env: Env,
-        path: os.PathLike | str | bytes,
+        path: str,
         header: bytes,
         regions: collections.abc.Sequence[
             tuple[
@@ -262,7 +261,7 @@ class ShardWriter:
         ],
         block_bytes: typing.SupportsInt | typing.SupportsIndex = 4194304,
         recycle: bool = False,
-        closing: GateClosing = None,
+        closing: GateClosing | None = None,
     ) -> ShardWrite:
         """
         header: whole pages of 4096 bytes, at offset 0. regions: (file offset, a multiple of 4096; address; size in bytes), ascending; between them and up to the next page the file is zero. The memory stays valid until the save is over, and unchanged until `closing` lets it go. recycle: the file is there and is overwritten in place. Raises ValueError for other offsets, RuntimeError while another save is under way.
@@ -911,7 +910,7 @@ def posix_env() -> Env:
 
 def read_shard(
     env: Env,
-    path: os.PathLike | str | bytes,
+    path: str,
     size_bytes: typing.SupportsInt | typing.SupportsIndex,
     block_bytes: typing.SupportsInt | typing.SupportsIndex,
     block_crc32c: bytes,
