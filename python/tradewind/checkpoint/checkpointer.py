@@ -28,7 +28,7 @@ from tradewind.checkpoint.peer_memory import PeerMemory
 from tradewind.checkpoint.ranks import Ranks
 from tradewind.checkpoint.restoring import CommitReader, fills_of, give_fresh
 from tradewind.checkpoint.save import Save
-from tradewind.checkpoint.saving import Prepared, Ranges, Saver
+from tradewind.checkpoint.saving import Prepared, Ranges, Saver, arenas_of
 from tradewind.checkpoint.search import Found, Search, names_of, open_commit
 from tradewind.checkpoint.targets import Filling, json_values, match, replace, stored_in
 
@@ -184,9 +184,10 @@ class Checkpointer:
 
         Args:
             step: from 0; of two saves of one step the later one counts.
-            in_place: (address, bytes) of memory that only Tradewind's sweeps write: tensors in it
-                are written from where they lie, and the next sweep waits, range by range, for what
-                is not written yet. All else is copied.
+            in_place: (address, bytes) of memory that only Tradewind's sweeps write, besides the
+                state of `tw.optim` optimizers in `state`: tensors in it are written from where they
+                lie, and the next sweep waits, range by range, for what is not written yet. All
+                else is copied.
             facts: JSON values for the manifest, for people and tools.
             paranoid: whether edits of memory `in_place` are also looked for by sums of its bytes,
                 which finds those through `.data`; else by the versions that torch counts alone.
@@ -205,7 +206,8 @@ class Checkpointer:
             self._await_last()
             self.own()
             save = Save(step, is_paranoid=paranoid)
-            prepared = self._saver.prepare(state, save, in_place, facts or {}, self._parent)
+            ranges = [*in_place, *arenas_of(state)]
+            prepared = self._saver.prepare(state, save, ranges, facts or {}, self._parent)
             self._last = save
             self._start_thread()
             self._jobs.put((self, prepared))

@@ -3,7 +3,7 @@ waits for; `commit` runs in the checkpointer's own thread."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -237,6 +237,16 @@ class Saver:
         """Let go of threads and memory. No save may be under way."""
         self._writer.close()
         self._staging.release()
+
+
+def arenas_of(state: Any) -> list[tuple[int, int]]:
+    """The memory of optimizers in a state that only their own steps write."""
+    if isinstance(state, Mapping):
+        return [each for value in state.values() for each in arenas_of(value)]
+    if isinstance(state, (list, tuple)):
+        return [each for value in state for each in arenas_of(value)]
+    ranges = getattr(state, "arena_ranges", None)
+    return list(ranges()) if callable(ranges) else []
 
 
 def _address(tensor: torch.Tensor, part: Part) -> int | None:

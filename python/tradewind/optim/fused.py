@@ -524,6 +524,12 @@ class FusedOptimizer(Optimizer):
         """The table over the present groups and state, brought up to date."""
         return self._current_table()
 
+    def arena_ranges(self) -> list[tuple[int, int]]:
+        """(address, bytes) of memory on the CPU that only this optimizer's steps write, which a
+        checkpoint may read while training goes on: the next step waits for what is being read."""
+        table = self._table
+        return table.memory_ranges() if isinstance(table, native.OptimizerTable) else []
+
     def store(self, *, masters: Masters | None, state_dtype: StateDtype | None) -> None:
         """Store masters and state in another way from now on; state that is there is converted."""
         _check_choice("masters", masters, (None, *get_args(Masters)))

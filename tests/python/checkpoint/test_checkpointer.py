@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import pickle
@@ -190,6 +191,29 @@ def test_memory_in_place_is_written_from_where_it_lies(tmp_path: Path) -> None:
         assert save.in_place_bytes == 4 * (first.numel() + second.numel())
         loaded = checkpointer.load()
     assert loaded is not None and states_equal(loaded[1], state)
+
+
+def test_the_state_of_our_optimizers_is_written_in_place_while_they_step(tmp_path: Path) -> None:
+    torch.manual_seed(2)
+    model = torch.nn.Linear(300, 200)
+    optimizer = tw.optim.AdamW(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.randn(4, 300)).square().sum().backward()
+        optimizer.step()
+
+    step()
+    with Checkpointer(tmp_path / "c") as checkpointer:
+        for number in range(5):
+            expected = copy.deepcopy(optimizer.state_dict())
+            save = checkpointer.save({"model": model, "optimizer": optimizer}, step=number)
+            assert save.in_place_bytes >= 2 * 300 * 200 * 4
+            step()
+            save.wait(60)
+            found = checkpointer.load()
+            assert found is not None and found[0] == number
+            assert states_equal(found[1]["optimizer"]["state"], expected["state"])
 
 
 def test_an_edit_of_memory_in_place_fails_that_save_by_name(tmp_path: Path) -> None:
