@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tradewind import optim as optim
-    from tradewind.checkpoint import CheckpointError as CheckpointError
+    from tradewind.checkpoint import Checkpoint as Checkpoint
     from tradewind.checkpoint import Checkpointer as Checkpointer
+    from tradewind.checkpoint import CheckpointError as CheckpointError
     from tradewind.engine import Engine as Engine
     from tradewind.engine import StepResult as StepResult
     from tradewind.engine.loss_scale import LossScale as LossScale
@@ -39,6 +40,7 @@ _MODULE_OF = {
     "Adagrad": "tradewind.optim.recipe",
     "Adam": "tradewind.optim.recipe",
     "AdamW": "tradewind.optim.recipe",
+    "Checkpoint": "tradewind.checkpoint",
     "CheckpointError": "tradewind.checkpoint",
     "Checkpointer": "tradewind.checkpoint",
     "Engine": "tradewind.engine",

@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     )
     from tradewind.checkpoint.errors import StateMismatchError as StateMismatchError
     from tradewind.checkpoint.errors import VanishedCheckpointError as VanishedCheckpointError
+    from tradewind.checkpoint.options import Checkpoint as Checkpoint
     from tradewind.checkpoint.parts import PartialTensor as PartialTensor
     from tradewind.checkpoint.parts import PerRank as PerRank
     from tradewind.checkpoint.save import Save as Save
 
 _MODULE_OF = {
+    "Checkpoint": "options",
     "CheckpointError": "errors",
     "Checkpointer": "checkpointer",
     "DamagedCheckpointError": "errors",

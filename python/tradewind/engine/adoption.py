@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -45,6 +45,8 @@ class AdoptedModel:
         self.arena = native.ParameterArena(list(self.parameters), self.names)
         self._sites = _find_sites(model)
         self._noted: set[str] = set()
+        # Before anything but a sweep writes parameters: somebody may be reading them.
+        self.before_writing: Callable[[], None] = _nothing
         for parameter in self.parameters:
             _adopted[parameter] = weakref.ref(self)
 
@@ -62,6 +64,8 @@ class AdoptedModel:
         replaced = [site for site in self._sites if site[0].get(site[1]) is not site[2]]
         for holder, key, parameter, name in replaced:
             _check_replacement(name, parameter, holder.get(key))
+        if replaced:
+            self.before_writing()
         for holder, key, parameter, _ in replaced:
             newcomer = holder[key]
             assert newcomer is not None
@@ -87,6 +91,9 @@ class AdoptedModel:
                 "change a model before it is given to the Engine, or in place.",
                 stacklevel=5,
             )
+
+
+def _nothing() -> None: ...
 
 
 Site = tuple[dict[str, "torch.nn.Parameter | None"], str, torch.nn.Parameter, str]

@@ -3,18 +3,23 @@ run's record. Not thread-safe: use it from the thread that runs forward."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch
 
+from tradewind.checkpoint.options import Checkpoint
+from tradewind.checkpoint.save import Save
 from tradewind.engine.adoption import AdoptedModel, check_adoptable, named_parameters
+from tradewind.engine.checkpointing import PATIENCE_AT_ERROR, Checkpointing
+from tradewind.engine.data_position import DataPosition
 from tradewind.engine.graph import CudaGraphs, GraphedForward, GraphedStep, Graphs
 from tradewind.engine.late_update import LateOutcome
 from tradewind.engine.loop import run_batches
@@ -35,7 +40,10 @@ from tradewind.engine.precision import (
     kept_in_float32,
     run_kept_in_float32,
 )
+from tradewind.engine.reporting import mean_of, report_veto
+from tradewind.engine.resume import Resume, check_resume, path_of
 from tradewind.engine.sharing import Sharing, join_ranks
+from tradewind.engine.state_dict import load_state_dict, state_dict_of
 from tradewind.engine.stats import parameter_stats
 from tradewind.engine.step_result import StepResult
 from tradewind.meter import Meter
@@ -84,6 +92,10 @@ class Engine:
             model that cannot be captured is an error that says what prevents it as a rule.
         share: with how many ranks gradients are shared, and how, a `tw.Share`. `torchrun` starts
             the ranks; the same script runs alone unchanged. Batches are sharded by rank.
+        checkpoint: when and where to save what the run needs to go on, a `tw.Checkpoint`.
+        resume: with `checkpoint`: "auto" goes on from the newest whole checkpoint, where there is
+            one: parameters, optimizer, loss scale, random numbers, place in the data, what `track`
+            is given; "must" refuses to start anew; "never" refuses a directory with checkpoints.
         run: directory of the run's record; TRADEWIND_RUN overrides it. None keeps no record.
 
     A gradient that is NaN or infinite vetoes its update: parameters and state stay as they are, a
@@ -110,6 +122,8 @@ class Engine:
         update: str = "after-backward",
         graph: bool = False,
         share: Share | None = None,
+        checkpoint: Checkpoint | None = None,
+        resume: Resume = "auto",
         run: str | os.PathLike[str] | None = None,
         **not_built: Any,
     ) -> None:
@@ -124,6 +138,9 @@ class Engine:
             update=update,
             graph=graph,
         )
+        resume = check_resume(resume, checkpoint)
+        run_path = os.environ.get("TRADEWIND_RUN") or run
+        checkpoints = path_of(checkpoint, run_path) if checkpoint is not None else None
         meeting = join_ranks(share)
         named = named_parameters(model)
         for name, parameter in named:
@@ -144,7 +161,6 @@ class Engine:
             check_shareable(options)
             kind = PeriodicSharing if share.strategy == "periodic" else Sharing
             self._sharing = kind(meeting, share, named, model, self.optimizer, config)
-        run_path = os.environ.get("TRADEWIND_RUN") or run
         self._report_path: Path | None = None  # where another rank writes it
         if self._sharing is not None and self._sharing.rank > 0 and run_path:
             self._report_path = Path(run_path) / "report.html"
@@ -176,7 +192,20 @@ class Engine:
         self._has_report = False
         self.last_result: StepResult | None = None
         self._last_outcome: Outcome | None = None
+        self._step_s = 0.0  # of the last update
         self.num_steps = 0
+        self._num_open_loops = 0  # over batches()
+        self._checkpoints: Checkpointing | None = None
+        if checkpoint is not None:
+            assert checkpoints is not None
+            config = {**config, **({"share": self._sharing.described()} if self._sharing else {})}
+            try:
+                self._checkpoints = Checkpointing(
+                    self, checkpoint, checkpoints, resume, config, share
+                )
+            except BaseException as error:
+                self._end_by(error)
+                raise
 
     def _adopt(
         self,
@@ -269,6 +298,7 @@ class Engine:
 
     def _run_forward(self, args: Any, kwargs: Any) -> Any:
         if torch.is_grad_enabled():
+            self._boundary(is_in_body=True)
             self._begin_step()
             if self._graphed_forward is not None and self.model.training:
                 return self._graphed_forward(args, kwargs)
@@ -316,6 +346,7 @@ class Engine:
                 f"backward: {self._num_microbatches} microbatches wait for an update already; call "
                 "engine.step() after each engine.backward(loss)"
             )
+        self._boundary(is_in_body=True)
         self._prepare_hooks()
         sharing, syncs = self._sharing, self._num_microbatches + 1 == self.accumulate
         if sharing is None:
@@ -334,7 +365,7 @@ class Engine:
     def _run_backward(self, loss: torch.Tensor) -> None:
         options = self._options
         if options.updates_in_backward:
-            self._adopted.bring_home()
+            self._before_writing()
             self.optimizer.begin_backward_update(wants_changes=True)
         if self._loss_scale is not None:
             # The scale enters with the first gradient: no pass, and no product that could overflow.
@@ -390,6 +421,7 @@ class Engine:
             sharing.shadow_round()
             if sharing.shares_gradients:
                 self._update(1.0)
+                self._boundary()
             has_taken_part = True
 
     def settle(self) -> None:
@@ -423,8 +455,23 @@ class Engine:
         # Only the last microbatch's gradients are the update's; measuring earlier ones is wasted.
         table.set_hot(self._num_microbatches + 1 == self.accumulate)
 
-    def _update(self, multiplier: float | None = None) -> StepResult:
+    def _boundary(self, *, is_in_body: bool = False) -> None:
+        """The loop is done with the last update: its schedules have stepped. Whoever is in a loop
+        over `batches()` gets here when it asks for the next one, others at the next forward or
+        backward. Raises SystemExit where this process is to end."""
+        checkpoints = self._checkpoints
+        if checkpoints is None or self._num_microbatches:
+            return
+        if not is_in_body or not self._num_open_loops or checkpoints.is_overdue:
+            checkpoints.boundary()
+
+    def _before_writing(self) -> None:
+        if self._checkpoints is not None:
+            self._checkpoints.before_update()
         self._adopted.bring_home()
+
+    def _update(self, multiplier: float | None = None) -> StepResult:
+        self._before_writing()
         if multiplier is None:
             multiplier = self.accumulate / self._num_microbatches
         orders = Orders(
@@ -449,6 +496,8 @@ class Engine:
         self._forward_since_step = False
         self.last_result = result
         self._take_numbers()
+        if self._checkpoints is not None:
+            self._checkpoints.after_update()
         return result
 
     def _update_ended(self, outcome: Outcome) -> None:
@@ -488,20 +537,8 @@ class Engine:
             if self._loss_scale is not None:  # float16 overflows now and then: no news by itself
                 self._loss_scale.check_floor(result.first_nonfinite, result.step)
             else:
-                self._report_veto(result)
-
-    def _report_veto(self, result: StepResult) -> None:
-        self._num_reported += 1
-        if self._num_reported & (self._num_reported - 1) == 0:  # the 1st, 2nd, 4th, 8th ...
-            what = "its update" if self._options.updates_in_backward else "the update"
-            unit = "elements" if self.device.type == "cpu" else "gradients"
-            warnings.warn(
-                f"step {result.step}: {_nonfinite_text(result)} "
-                f"({result.num_nonfinite} NaN or infinite {unit} in all); {what} was skipped "
-                f"and nothing changed ({self._num_reported} skipped so far)",
-                RuntimeWarning,
-                stacklevel=5,
-            )
+                self._num_reported += 1
+                report_veto(result, self._num_reported, self.device, self._options)
 
     def stats(self) -> dict[str, Any]:
         """What the last update saw, from numbers its passes had anyway.
@@ -517,6 +554,11 @@ class Engine:
         first byte to its last), `waited_s` (what of it this rank waited for), `hidden` (the rest's
         share) and `clip_waited_s` (what of waited_s late updates spent on the norm to clip by).
         With strategy="sharded" `update_ratio` is NaN.
+
+        With `checkpoint=` also `checkpoint`: `step` of the newest durable one and its `age_s`
+        (None before the first of this process), `num_saved`, `num_failed` and the last `error`,
+        medians `stall_s` (for which a save held training) and `durable_s` (until it was
+        committed), `every`, `interval_s` and `mtbf_s` as known so far, `is_saving`, `path`.
         """
         self._take_numbers()
         outcome = self._last_outcome
@@ -528,6 +570,7 @@ class Engine:
             "loss_scale": self._loss_scale.value if self._loss_scale else None,
             "parameters": self._parameter_stats(outcome) if outcome else {},
             **({"sharing": self._sharing.statistics()} if self._sharing else {}),
+            **({"checkpoint": self._checkpoints.stats()} if self._checkpoints else {}),
         }
 
     def _parameter_stats(self, outcome: Outcome) -> dict[str, dict[str, float]]:
@@ -561,7 +604,8 @@ class Engine:
                 f"loader: a {type(loader).__name__} can be read once, but epochs={epochs}; pass "
                 "something that can be iterated again, such as a DataLoader or a list"
             )
-        return run_batches(self, self._meter, loader, epochs, progress)
+        position = self._checkpoints.position if self._checkpoints is not None else None
+        return run_batches(self, self._meter, loader, epochs, progress, position)
 
     def log(self, **values: Any) -> None:
         """Record values beside the step at hand: numbers and 0-d tensors (read later), text,
@@ -573,8 +617,8 @@ class Engine:
 
     def track(self, **objects: Any) -> None:
         """Keep the state of schedulers, averages, samplers: anything with `state_dict` and
-        `load_state_dict` becomes part of `engine.state_dict()` under its name. After
-        `engine.load_state_dict`, an object is filled as soon as it is tracked."""
+        `load_state_dict` becomes part of checkpoints and `engine.state_dict()` under its name.
+        After a resume or `engine.load_state_dict`, an object is filled as soon as it is tracked."""
         for name, value in objects.items():
             if not hasattr(value, "state_dict") or not hasattr(value, "load_state_dict"):
                 raise TypeError(
@@ -584,6 +628,8 @@ class Engine:
         for name, value in objects.items():
             if name in self._untracked_state:
                 value.load_state_dict(self._untracked_state.pop(name))
+                if self._checkpoints is not None:
+                    self._checkpoints.tracked(value)
         self._tracked.update(objects)
 
     def state_dict(self) -> dict[str, Any]:
@@ -593,24 +639,7 @@ class Engine:
         call this. What a lossy codec still owes, and with strategy="periodic" the optimizer, is
         each rank's own: save every rank's.
         """
-        self.settle()
-        return {
-            "model": self.model.state_dict(),
-            "optimizer": self._optimizer_state(),
-            "tracked": {name: value.state_dict() for name, value in self._tracked.items()},
-            "num_steps": self.num_steps,
-            "loss_scale": self._loss_scale.state_dict() if self._loss_scale else None,
-            **({"sharing": self._sharing.state_dict()} if self._sharing else {}),
-        }
-
-    def _optimizer_state(self) -> dict[str, Any]:
-        if self._sharing is None or self._sharing.sharded is None:
-            return self.optimizer.state_dict()
-        self.optimizer.state.update(self._sharing.sharded.gather_state())
-        try:
-            return self.optimizer.state_dict()
-        finally:
-            self.optimizer.state.clear()
+        return state_dict_of(self)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict()` gave, into the arenas. State of objects that are not tracked yet
@@ -620,33 +649,41 @@ class Engine:
         a tracked object has no state in it. What a codec owed is loaded on the rank that saved it,
         of as many ranks, and lost with a warning elsewhere.
         """
-        expected = {"model", "optimizer", "tracked", "num_steps", "loss_scale"}
-        if set(state_dict) - {"sharing"} != expected:
-            raise ValueError(
-                f"state_dict: expected the parts {sorted(expected)}, got {sorted(state_dict)}"
-            )
-        missing = sorted(set(self._tracked) - set(state_dict["tracked"]))
-        if missing:
-            raise ValueError(
-                f"state_dict: has no state for the tracked {', '.join(missing)}; it holds "
-                f"{sorted(state_dict['tracked'])}"
-            )
+        load_state_dict(self, state_dict)
+
+    # --- checkpoints ------------------------------------------------------------------------------
+
+    def save(self) -> Save:
+        """Save now, besides what `checkpoint=` has it. All ranks call this after the same update.
+
+        Returns as soon as nothing of the state can change under the save; its `.wait()` blocks
+        until it is durable. Raises RuntimeError without `checkpoint=`, and between the microbatches
+        of one update.
+        """
+        self._check_open()
+        return self._need_checkpoints("save").save()
+
+    @contextlib.contextmanager
+    def edit_parameters(self) -> Iterator[None]:
+        """Within, parameters and optimizer state may be edited in place: no checkpoint is reading
+        them and no late update will write them. Elsewhere, an edit while a checkpoint is written
+        makes that save fail by name."""
         self.settle()
-        self.model.load_state_dict(state_dict["model"])
-        self.optimizer.load_state_dict(state_dict["optimizer"])
-        if self._sharing is not None and self._sharing.sharded is not None:
-            self._sharing.sharded.load_state(dict(self.optimizer.state))
-            self.optimizer.state.clear()
-            self.optimizer._table = None
-        _ = self.optimizer.native_table  # masters meet their parameters before the next forward
-        if self._sharing is not None:
-            self._sharing.load_state_dict(state_dict.get("sharing", {}))
-        self._untracked_state = dict(state_dict["tracked"])
-        for name, value in self._tracked.items():
-            value.load_state_dict(self._untracked_state.pop(name))
-        self.num_steps = int(state_dict["num_steps"])
-        if self._loss_scale is not None and state_dict["loss_scale"] is not None:
-            self._loss_scale.load_state_dict(state_dict["loss_scale"])
+        if self._checkpoints is not None:
+            self._checkpoints.drain()
+        yield
+
+    @property
+    def data_position(self) -> DataPosition:
+        """Where the run is in its data. Raises RuntimeError without `checkpoint=`."""
+        return self._need_checkpoints("data_position").position
+
+    def _need_checkpoints(self, what: str) -> Checkpointing:
+        if self._checkpoints is None:
+            raise RuntimeError(
+                f"{what}: this Engine has no checkpoints; pass checkpoint=tw.Checkpoint() to it"
+            )
+        return self._checkpoints
 
     def report(self) -> Path:
         """Write the run's self-contained HTML page and return its path. While the run lives, the
@@ -667,6 +704,7 @@ class Engine:
     def _row(self) -> dict[str, Any]:
         """What is known of an update as soon as it is queued."""
         times = self._meter.update_done()
+        self._step_s = times.step_s
         if self.run is None:
             return {}
         row: dict[str, Any] = {
@@ -676,7 +714,7 @@ class Engine:
             "wait_s": times.wait_s,
         }
         if self._losses:
-            row["loss"] = _mean(self._losses)
+            row["loss"] = mean_of(self._losses)
         if times.samples:
             row["samples_per_s"] = times.samples_per_s
         return row
@@ -695,29 +733,52 @@ class Engine:
     # --- the end ----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the run's record and let go of the model, which stays usable as it is."""
+        """End the run's record and let go of the model, which stays usable as it is. With
+        `checkpoint=` the last update is saved first, and the save waited for."""
+        if self._closed:
+            return
+        try:
+            if self._sharing is not None:
+                self._sharing.settle()
+            self._take_numbers(wait=True)
+            if self._checkpoints is not None:
+                self._checkpoints.finish()
+        finally:
+            self._closed = True
+            self._let_go()
+
+    def _abort(self, error: BaseException) -> None:
+        """Let go in the middle of training: other ranks learn why, and a save that is under way is
+        not waited for much longer."""
         if self._closed:
             return
         self._closed = True
         try:
             if self._sharing is not None:
-                self._sharing.settle()
-            self._take_numbers(wait=True)
+                self._sharing.failed(error, "training")
         finally:
-            self._let_go()
+            self._let_go(patience=PATIENCE_AT_ERROR)
 
-    def _abort(self, error: BaseException) -> None:
-        """Let go in the middle of training: other ranks learn why, and nothing is waited for."""
+    def _end_by(self, error: BaseException) -> None:
+        if self.run is not None:
+            self.run.__exit__(type(error), error, error.__traceback__)
+        self._abort(error)
+
+    def _stop(self, reason: str) -> None:
+        """The process is about to end and will be started again; the last save is done."""
         if self._closed:
             return
-        assert self._sharing is not None
         self._closed = True
         try:
-            self._sharing.failed(error, "training")
+            self._take_numbers(wait=True)
+            if self.run is not None:
+                self.run.close("stopped", reason)
         finally:
-            self._let_go()
+            self._let_go(patience=PATIENCE_AT_ERROR)
 
-    def _let_go(self) -> None:
+    def _let_go(self, patience: timedelta | None = None) -> None:
+        if self._checkpoints is not None:
+            self._checkpoints.close(patience=patience)
         self.optimizer.native_table.remove_hooks()
         if self._sharing is not None:
             self._sharing.close()
@@ -739,12 +800,11 @@ class Engine:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self.run is not None:
-            self.run.__exit__(kind, error, traceback)
-        if error is not None and self._sharing is not None:
-            self._abort(error)
-        else:
-            self.close()
+        if error is not None:
+            if not self._closed:
+                self._end_by(error)
+            return
+        self.close()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -771,18 +831,6 @@ def _check_loss(loss: Any) -> None:
         )
 
 
-def _nonfinite_text(result: StepResult) -> str:
-    found = result.nonfinite
-    if not found:
-        return f"the gradient of {result.first_nonfinite!r} is not finite"
-    whose = [f"rank {n.rank}'s of {n.parameter_name!r} in microbatch {n.microbatch}" for n in found]
-    return f"the gradient is not finite: {', '.join(whose[:8])}{' ...' * (len(whose) > 8)}"
-
-
 def _compiled_autograd_is_on() -> bool:
     module = sys.modules.get("torch._dynamo.compiled_autograd")
     return bool(module is not None and getattr(module, "compiled_autograd_enabled", False))
-
-
-def _mean(losses: list[torch.Tensor]) -> torch.Tensor:
-    return losses[0] if len(losses) == 1 else torch.stack([x.reshape(()) for x in losses]).mean()

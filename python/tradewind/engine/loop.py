@@ -50,7 +50,10 @@ def run_batches(
     if call is not None and call.is_skipped:
         return
     total = total + begin if total is not None else None
-    with contextlib.closing(Progress(total, mode=mode, initial_batches=begin)) as progress:
+    with (
+        contextlib.closing(Progress(total, mode=mode, initial_batches=begin)) as progress,
+        _open_loop(engine),
+    ):
         meter.start()
         found = _timed(read, meter, engine.world_size)
         if sharing is not None:
@@ -70,6 +73,8 @@ def run_batches(
                     call.yielding(spot)
                 yield _move(batch, engine.device)
                 _show(progress, engine, samples)
+                if engine._num_open_loops == 1:  # else the body of an outer loop is not done yet
+                    engine._boundary()
         except BaseException:
             if call is not None:
                 call.end("left")
@@ -79,8 +84,19 @@ def run_batches(
         if call is not None:
             call.end("end")
         engine._has_next = True
+        if engine._num_open_loops == 1:
+            engine._boundary()
         if sharing is not None:
             engine._follow_others(has_taken_part=num_batches > 0)
+
+
+@contextlib.contextmanager
+def _open_loop(engine: Engine) -> Iterator[None]:
+    engine._num_open_loops += 1
+    try:
+        yield
+    finally:
+        engine._num_open_loops -= 1
 
 
 def _read(loader: Iterable[Any], epochs: int, ranks: RankBatches | None) -> tuple[Read, int | None]:

@@ -15,9 +15,7 @@ from tradewind.optim.recipe import Recipe
 
 # Options of the design whose engines are not in this version, with the value that means "off".
 _NOT_BUILT: dict[str, Any] = {
-    "checkpoint": None,
     "watch": None,
-    "resume": "auto",
 }
 _UPDATES = ("after-backward", "in-backward")
 

@@ -73,8 +73,11 @@ class PeriodicSharing(Sharing):
     def updated(self, *, has_next: bool) -> None:
         """Every `outer_every`-th update of this rank, and its last one, end in an outer step."""
         self._num_local += 1
+        self.is_boundary = False
         if self._num_local >= self._share.outer_every or not has_next:
             self._outer_step(is_present=True, has_next=has_next)
+            # Ranks whose data ends take no more local updates: they would not save with the rest.
+            self.is_boundary = int(self.shared.num_contributors_next()) == self.size
 
     @torch.no_grad()
     def _outer_step(self, *, is_present: bool, has_next: bool) -> None:
@@ -88,11 +91,13 @@ class PeriodicSharing(Sharing):
         else:
             shared.shadow_round(has_next)
         shared.settle()
+        self.wishes = shared.wishes()
         self._num_rounds += 1
         self._num_local = 0
         if not shared.nonfinite():  # else a rank went astray: all go back to the last step
             self._outer_optimizer.step()
         self._outer_optimizer.zero_grad()
+        self.before_writing()
         for outer, parameter in zip(self._outer, self._parameters, strict=True):
             parameter.copy_(outer)
 
@@ -105,6 +110,11 @@ class PeriodicSharing(Sharing):
         self._outer_step(is_present=False, has_next=False)
 
     # --- for checkpoints --------------------------------------------------------------------------
+
+    decides_at_once = True
+
+    def any_rank(self, value: bool) -> bool:
+        return "True" in self.tell_all("any rank", str(value))
 
     def consensus(self) -> dict[torch.Tensor, torch.Tensor]:
         """Parameter -> where the last outer step ended, which ranks have in common; empty while

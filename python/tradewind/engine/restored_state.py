@@ -33,7 +33,8 @@ class Restoring:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._is_direct = False
-        self.random: dict[str, Any] | None = None
+        self._random: dict[str, Any] | None = None
+        self._groups: Mapping[str, Any] = {}
 
     def into(self, saved: Any) -> dict[str, Target]:
         """By name of a stored tensor: the memory that is to be filled with it as it is.
@@ -66,7 +67,8 @@ class Restoring:
         else:
             convert(engine, state["model"], state["optimizer"], states)
         _take_extra_state(engine.model, state["model"])
-        _take_options(engine, state["optimizer"])
+        self._groups = state["optimizer"]
+        self.take_options()
         own = state["own"].value if state["own"].is_known else None
         self._take_sharing(state, own)
         _ = engine.optimizer.native_table  # masters meet their parameters before the next forward
@@ -79,9 +81,17 @@ class Restoring:
         for name, target in engine._tracked.items():
             if name in engine._untracked_state:
                 target.load_state_dict(engine._untracked_state.pop(name))
-        if own is not None:
-            self.random = own["random"]
-            random_state.restore(self.random)
+        self._random = own["random"] if own is not None else None
+        self.restore_random()
+
+    def take_options(self) -> None:
+        """The param groups' options as they were saved."""
+        _take_options(self._engine, self._groups)
+
+    def restore_random(self) -> None:
+        """Random numbers go on as on this rank, where there was one."""
+        if self._random is not None:
+            random_state.restore(self._random)
 
     # --- the optimizer's states -----------------------------------------------------------------
 

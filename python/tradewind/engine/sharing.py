@@ -10,7 +10,7 @@ import sys
 import time
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from typing import Any
 
@@ -93,6 +93,15 @@ class Sharing:
         self.sharded: ShardedOptimizer | None = None
         self._waited_s = 0.0
         self._clip_waited_s = self._clip_recorded_s = 0.0
+        # A bit for each wish of any rank, the same on all: of the round before the newest one.
+        self.wishes = 0
+        # Before others than sweeps write parameters.
+        self.before_writing: Callable[[], None] = _nothing
+
+    # Whether all ranks stand at one boundary after an update, and whether `wishes` are then those
+    # of the round that has just ended.
+    is_boundary = True
+    decides_at_once = False
 
     def attach(
         self,
@@ -162,6 +171,7 @@ class Sharing:
 
     def before_backward(self, *, syncs: bool) -> None:
         self.settle()
+        self.wishes = self.shared.wishes()
         self.shared.set_syncing(syncs)
         self.shared.install_hooks()
         self.shared.tell("backward")
@@ -208,6 +218,7 @@ class Sharing:
     def shadow_round(self) -> None:
         """A round in which this rank gives nothing, as it has no data left."""
         self.settle()
+        self.wishes = self.shared.wishes()
         self.shared.shadow_round(False)
 
     # --- the update -------------------------------------------------------------------------------
@@ -315,6 +326,14 @@ class Sharing:
             return {}
         return {"feedback": feedback_of(self.shared, self._meeting)}
 
+    def set_wishes(self, wishes: int) -> None:
+        """Of this rank, with every round from now on."""
+        self.shared.set_wishes(wishes)
+
+    def any_rank(self, value: bool) -> bool:
+        """Whether it is true on some rank, where ranks may not know that of each other."""
+        return value
+
     def tell_all(self, topic: str, text: str) -> list[str]:
         """What every rank says, in rank order. All ranks ask in one order."""
         return self._meeting.tell_all(f"{topic}/{self._meeting.count(topic)}", text)
@@ -349,6 +368,9 @@ class Sharing:
     def close(self) -> None:
         self._schedule.close()
         self.shared.remove_hooks()
+
+
+def _nothing() -> None: ...
 
 
 class _Schedule:
