@@ -298,7 +298,7 @@ def test_names_are_paths_and_never_collide() -> None:
         "a.b": one * 2,
         1: one * 3,
         "1": one * 4,
-        "~0.x": one * 5,
+        "~0.x.y": one * 5,
         "__pad__0": one * 6,
         "__metadata__": one * 7,
         "": one * 8,
@@ -307,7 +307,10 @@ def test_names_are_paths_and_never_collide() -> None:
         "x": PerRank({"y": one * 12, "z": [one * 13]}),
     }
     flat = flatten(state)
-    assert list(flat.tensors)[:5] == ["a.b", "a.__pad__0", "a.b~1", "1", "1~1"]
+    assert list(flat.tensors) == [
+        *("a.b", "a.__pad__0", "a.b~1", "1", "1~1", "~~~0.x.y", "~~__pad__0", "~~__metadata__"),
+        *("~~", "~~~~", "?"),
+    ]
     assert list(flat.own_tensors) == ["~0.x.y", "~0.x.z.0"]
     assert not set(flat.tensors) & set(flat.own_tensors)
     assert_same(through_json(flat), state)
