@@ -12,7 +12,7 @@ from pathlib import Path
 from tradewind._core import native
 from tradewind.checkpoint import manifest as manifests
 from tradewind.checkpoint.manifest import Manifest, ShardFile
-from tradewind.checkpoint.names import CommitName, shard_file
+from tradewind.checkpoint.names import CommitName, shard_name
 
 BLOCK_BYTES = 1 << 20
 
@@ -52,7 +52,7 @@ def make_commit(
     files = []
     for rank, size in enumerate(sizes):
         data = os.urandom(size)
-        file = shard_file(rank, len(sizes))
+        file = shard_name(rank, len(sizes))
         (folder / file).write_bytes(data)
         files.append(contents_of(file, data, block_bytes))
     manifest = manifests.encode(

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+
 from checkpoint.stores.faulty_server import FaultyServer
-
-from tradewind.checkpoint.stores.patience import Patience
+from checkpoint.stores.places import MIN_PART_BYTES, NUMBERS, QUICK, make_bucket
 from tradewind.checkpoint.stores.store import Store, open_store
-
-# Short pauses, but no short limits: a busy machine must not look like a fault.
-QUICK = Patience(
-    request=timedelta(seconds=120),
-    silence=timedelta(seconds=60),
-    num_tries=6,
-    first_pause=timedelta(milliseconds=1),
-    longest_pause=timedelta(milliseconds=2),
-)
-MIN_PART_BYTES = 5 << 20  # of a part but the last, in S3 and in moto
-
-_numbers = itertools.count()
 
 
 @pytest.fixture(scope="session")
@@ -79,16 +65,6 @@ def s3(s3_server: FaultyServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fau
     s3_server.reset()
 
 
-def make_bucket() -> str:
-    import boto3
-
-    name = f"bucket-{next(_numbers)}"
-    client = boto3.client("s3")
-    client.create_bucket(Bucket=name)
-    client.close()
-    return name
-
-
 @pytest.fixture
 def s3_url(s3: FaultyServer) -> str:
     """A prefix in an empty bucket of its own."""
@@ -122,5 +98,5 @@ def any_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return str(request.getfixturevalue("s3_url"))
     pytest.importorskip("fsspec", reason="pip install fsspec")
     if request.param == "memory":
-        return f"memory://place-{next(_numbers)}/runs/a"
+        return f"memory://place-{next(NUMBERS)}/runs/a"
     return f"file://{tmp_path}/place/runs/a"

@@ -4,9 +4,11 @@ not: CRC32C sums of what arrives. A fault is data: which request, and what happe
 from __future__ import annotations
 
 import base64
+import socket
 import threading
 import zlib
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +38,7 @@ class Seen:
     number: int
     what: str
     path: str
+    query: str
     headers: dict[str, str]
     is_conditional: bool
 
@@ -52,6 +55,7 @@ class FaultyServer:
     app: Any = None
     url: str = ""
     fault: Fault = lambda seen: None
+    before: Callable[[Seen], None] = lambda seen: None
     seen: list[Seen] = field(default_factory=list)
     num_sums_checked: int = 0
 
@@ -60,12 +64,18 @@ class FaultyServer:
         self._one_at_a_time = threading.Lock()  # moto's conditional writes are not atomic
         self._released = threading.Event()
 
-    def reset(self, fault: Fault = lambda seen: None) -> None:
-        """Forget what was seen, let go of what hangs, and do `fault` from now on."""
+    def reset(
+        self,
+        fault: Fault = lambda seen: None,
+        before: Callable[[Seen], None] = lambda seen: None,
+    ) -> None:
+        """Forget what was seen, let go of what hangs, and do `fault` from now on. `before` runs
+        before each request is processed."""
         self._released.set()
         with self._lock:
             self._released = threading.Event()
-            self.fault, self.seen, self.num_sums_checked = fault, [], 0
+            self.fault, self.before = fault, before
+            self.seen, self.num_sums_checked = [], 0
 
     def whats(self) -> list[str]:
         return [seen.what for seen in self.seen]
@@ -78,11 +88,12 @@ class FaultyServer:
             seen = _seen(len(self.seen), environ)
             self.seen.append(seen)
             fault, released = self.fault(seen), self._released
+        self.before(seen)
         if fault == "hang":
             released.wait(HANG_S)
             fault = "dropped"
         if fault == "dropped":
-            raise ConnectionResetError("a test closes this connection")
+            raise _cut(environ)
         if fault in REFUSALS:
             status, code = REFUSALS[fault]
             return _refuse(start_response, status, code)
@@ -92,12 +103,12 @@ class FaultyServer:
         with self._one_at_a_time:
             status, headers, data = self._process(environ)
         if fault == "lost":
-            raise ConnectionResetError("a test loses this answer")
+            raise _cut(environ)
         if fault == "corrupted":
             data = bytes([data[0] ^ 1]) + data[1:]
         start_response(status, headers)
         if fault == "truncated":
-            return _truncated(data)
+            return _truncated(data, environ)
         return [data]
 
     def _process(self, environ: Environ) -> Answer:
@@ -171,7 +182,7 @@ def _seen(number: int, environ: Environ) -> Seen:
         what = "remove"
     else:
         what = f"{method} {file}"
-    return Seen(number, what, path, headers, "if-none-match" in headers)
+    return Seen(number, what, path, query, headers, "if-none-match" in headers)
 
 
 def _refuse(start_response: Any, status: str, code: str, text: str = "a test") -> list[bytes]:
@@ -181,6 +192,13 @@ def _refuse(start_response: Any, status: str, code: str, text: str = "a test") -
     return [body]
 
 
-def _truncated(data: bytes) -> Iterable[bytes]:
+def _truncated(data: bytes, environ: Environ) -> Iterable[bytes]:
     yield data[: len(data) // 2]
-    raise ConnectionResetError("a test cuts this answer")
+    raise _cut(environ)
+
+
+def _cut(environ: Environ) -> ConnectionResetError:
+    """Closes the connection; what is returned is to be raised."""
+    with suppress(OSError):
+        environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+    return ConnectionResetError("a test closes this connection")
