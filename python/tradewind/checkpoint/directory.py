@@ -81,7 +81,8 @@ class CheckpointDirectory(ABC):
     ) -> AbstractContextManager[object]:
         """While it is entered, these files of `name` are not overwritten by any owner.
 
-        Raises VanishedCheckpointError on entering, where the commit is not there (any more)."""
+        Raises VanishedCheckpointError, on entering or for a file that is not found inside, where
+        the commit is not there (any more)."""
         return nullcontext()
 
 

@@ -32,11 +32,11 @@ from tradewind.checkpoint.errors import (
 )
 from tradewind.checkpoint.folders import CommitFolders
 from tradewind.checkpoint.locks import lock_shared
+from tradewind.checkpoint.manifest import MAX_MANIFEST_BYTES
 from tradewind.checkpoint.names import LATEST, LOCK, MANIFEST, SPARE, CommitName
 from tradewind.checkpoint.owner import Owner
 from tradewind.checkpoint.spares import Spares
 
-MAX_MANIFEST_BYTES = 1 << 30
 RECYCLED_FROM_BYTES = 1 << 20  # below, a sync costs more than new blocks do
 _MAX_LOOKS = 20
 _TEMPORARY = ".tmp"
@@ -82,25 +82,29 @@ class LocalDirectory(CheckpointDirectory):
     def committed(self) -> list[CommitName]:
         # The list of claims must be the same before and after the commits are listed: else a newer
         # owner may have shut out, in between, what the older list counts.
-        files = self._attempts.files()
         for _ in range(_MAX_LOOKS):
-            with contextlib.suppress(FileNotFoundError):
-                decides = self._attempts.decide(files)
-                names = [
-                    name
-                    for name in self._folders.names()
-                    if decides.counts(name) and self._folders.is_published(name)
-                ]
-                again = self._attempts.files()
-                if again == files:
-                    return sorted(names, reverse=True)
-                files = again
-                continue
             files = self._attempts.files()
+            with contextlib.suppress(FileNotFoundError):  # a list was pruned
+                names = self._look(self._attempts.decide(files))
+                if names is not None and self._attempts.files() == files:
+                    return names
         raise CheckpointError(
-            f"checkpoint directory {self.where!r}: its owner changed {_MAX_LOOKS} times while the "
-            "commits were listed; too many jobs use one directory"
+            f"checkpoint directory {self.where!r}: its owners or commits changed while they were "
+            f"listed, {_MAX_LOOKS} times in a row; do too many jobs use one directory?"
         )
+
+    def _look(self, decides: Acceptance) -> list[CommitName] | None:
+        """The commits that count, the newest first; None: a newer one may have been missed.
+
+        From the oldest on: what has been retired when it is looked at was retired for a newer one,
+        which is found later, or else its folder was made since."""
+        listed = sorted(name for name in self._folders.names() if decides.counts(name))
+        names = [name for name in listed if self._folders.is_published(name)]
+        if len(names) < len(listed):
+            again = sorted(name for name in self._folders.names() if decides.counts(name))
+            if again != listed:
+                return None
+        return names[::-1]
 
     def read_manifest(self, name: CommitName) -> bytes:
         path = self.path_of(name, MANIFEST)
@@ -133,7 +137,12 @@ class LocalDirectory(CheckpointDirectory):
                 raise DamagedCheckpointError(
                     f"{self.path_of(name, missing[0])!r}: missing, but the manifest names it"
                 )
-            yield
+            try:
+                yield
+            except FileNotFoundError as error:  # retired since; what is open stays readable
+                if self._folders.is_published(name):
+                    raise
+                raise self._vanished(name) from error
 
     def _vanished(self, name: CommitName) -> VanishedCheckpointError:
         return VanishedCheckpointError(
