@@ -166,6 +166,8 @@ class Checkpointing:
         self._follow()
         self._tell_events()
         granted, self._granted = self._granted, 0
+        if self._engine._sharing is None:  # nobody has to be told first
+            granted |= self._noticed(0)
         if granted & _STOP:
             self._end(saves=not granted & _DROP)
         if granted & _SAVE:
@@ -192,15 +194,19 @@ class Checkpointing:
             step = engine.num_steps + int(num_ahead > 0)
             if self._interval.is_due(step, time.monotonic()):
                 wishes |= _SAVE
+        return wishes | (self._noticed(num_ahead) if num_ahead else 0)
+
+    def _noticed(self, num_ahead: int) -> int:
+        """What a notice to this rank makes it wish."""
         notice = self._notices.notice() if self._notices is not None else None
         if notice is None:
-            return wishes
+            return 0
         if notice.is_soft:
             assert self._notices is not None
             self._notices.acknowledge_soft()
-            return wishes | _SAVE
+            return _SAVE
         self._notice = notice
-        return wishes | _STOP | (0 if self._can_save_until(notice, num_ahead) else _DROP)
+        return _STOP | (0 if self._can_save_until(notice, num_ahead) else _DROP)
 
     @property
     def _counts_steps(self) -> bool:
