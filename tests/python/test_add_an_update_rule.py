@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -139,12 +140,13 @@ def configure(source: Path, build: Path) -> bool:
     return tests == "ON"
 
 
-@pytest.fixture(scope="module")
-def copy() -> Iterator[Copy]:
-    """The checkout after following the page, with its extension built in place."""
-    for tool in ("cmake", "ninja", "c++"):
-        if shutil.which(tool, path=SEARCH_PATH) is None:
-            pytest.skip(f"{tool} was not found; install a C++ compiler, cmake and ninja")
+# The tests of the core that the page speaks of.
+CPP_TESTS = ("step_rule_table_test", "step_kernels_test")
+
+
+@contextmanager
+def built() -> Iterator[Copy]:
+    """The checkout after following the page, with its extension built in place, locked."""
     folder = ROOT / "build" / "add-an-update-rule"
     source, build = folder / "source", folder / "build"
     source.mkdir(parents=True, exist_ok=True)
@@ -156,6 +158,15 @@ def copy() -> Iterator[Copy]:
         for built in (*build.glob("_native*.so"), build / "_build_info.py"):
             shutil.copy2(built, source / "python" / "tradewind")
         yield Copy(source, build, has_googletest)
+
+
+@pytest.fixture(scope="module")
+def copy() -> Iterator[Copy]:
+    for tool in ("cmake", "ninja", "c++"):
+        if shutil.which(tool, path=SEARCH_PATH) is None:
+            pytest.skip(f"{tool} was not found; install a C++ compiler, cmake and ninja")
+    with built() as copy:
+        yield copy
 
 
 def test_the_new_rule_passes_the_tests_that_the_page_adds(copy: Copy) -> None:
@@ -185,8 +196,7 @@ for options in ({}, {"state_dtype": "8bit"}, {"state_dtype": "bf16", "clip_norm"
 def test_the_kernels_of_the_new_rule_agree_with_the_oracle(copy: Copy) -> None:
     if not copy.has_googletest:
         pytest.skip("GoogleTest was not found; install the package libgtest-dev")
-    targets = ("step_rule_table_test", "step_kernels_test")
-    succeed(*NINJA, "-C", copy.build, *targets)
+    succeed(*NINJA, "-C", copy.build, *CPP_TESTS)
     tests = copy.build / "tests" / "cpp"
     succeed(tests / "step_rule_table_test")
     done = run(tests / "step_kernels_test", "--gtest_filter=*signum*")
