@@ -2,8 +2,8 @@
 
 Most tests keep one core busy, and the C++ suites of test_core_build.py and the copy of
 test_add_an_update_rule.py are half an hour of compiling. Here they are built in the background at
-idle priority, folder by folder, under the locks of those tests: a test that comes to its folder first
-builds it itself, one that comes later finds it done. What fails here is left for the test to say.
+idle priority, under the locks of those tests: a test that comes first to its folder builds it, one
+that comes later finds it done. What fails here is left for the tests to say.
 """
 
 from __future__ import annotations
