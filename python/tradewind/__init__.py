@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tradewind.checkpoint import Checkpoint as Checkpoint
     from tradewind.checkpoint import Checkpointer as Checkpointer
     from tradewind.checkpoint import CheckpointError as CheckpointError
+    from tradewind.checkpoint import DamagedCheckpointError as DamagedCheckpointError
     from tradewind.engine import Engine as Engine
     from tradewind.engine import StepResult as StepResult
     from tradewind.engine.loss_scale import LossScale as LossScale
@@ -43,6 +44,7 @@ _MODULE_OF = {
     "Checkpoint": "tradewind.checkpoint",
     "CheckpointError": "tradewind.checkpoint",
     "Checkpointer": "tradewind.checkpoint",
+    "DamagedCheckpointError": "tradewind.checkpoint",
     "Engine": "tradewind.engine",
     "GradScaler": "tradewind.optim.grad_scaler",
     "GradientSharing": "tradewind.share",
