@@ -304,17 +304,23 @@ class Checkpointing:
         kind = type(error).__name__ + str(getattr(error, "errno", ""))
         if kind not in self._warned:
             self._warned.add(kind)
+            reason = str(error).removeprefix(f"checkpoint of step {step}: ")
             warnings.warn(
-                f"checkpoint of step {step} failed: {error}; training goes on, and the next one is "
-                f"tried {self._when_next()} (said once; engine.stats()['checkpoint'] counts)",
+                f"checkpoint of step {step} failed: {reason}; {self._what_now()}",
                 RuntimeWarning,
                 stacklevel=5,
             )
 
-    def _when_next(self) -> str:
-        if self._counts_steps:
-            return f"after {self._interval.every}"
-        return f"in {self._interval.interval_s:.0f} s"
+    def _what_now(self) -> str:
+        if self._engine._closed:
+            return self._newest()
+        after = f"after {self._interval.every}"
+        if not self._counts_steps:
+            after = f"in {self._interval.interval_s:.0f} s"
+        return (
+            f"training goes on, and the next one is tried {after} (said once; "
+            "engine.stats()['checkpoint'] counts)"
+        )
 
     def _log(self, step: int, **values: Any) -> None:
         run = self._engine.run

@@ -52,10 +52,32 @@ def tiles(
         if clip is not None and clip.finite.size:
             cost = float(np.median(clip.finite)) / step_s
             found.append(Tile("of a step, for the norm to clip by", f"{cost:.1%}"))
+    found += _checkpoint_tiles(curves)
     if "vetoed" in curves:
         found.append(Tile("vetoed updates", f"{len(vetoed):,}", bool(vetoed)))
     if len(record.attempts) > 1:
         found.append(Tile("attempts", str(len(record.attempts))))
+    return found
+
+
+def _checkpoint_tiles(curves: Mapping[str, Curve]) -> list[Tile]:
+    """How many saves there were, what one cost and how long it took."""
+    found = []
+    stalls, durables = curves.get("checkpoint_stall_s"), curves.get("checkpoint_durable_s")
+    if stalls is not None and stalls.finite.size:
+        found.append(Tile("checkpoints", f"{stalls.finite.size:,}"))
+        stall_ms = 1e3 * float(np.median(stalls.finite))
+        found.append(Tile("stall of a checkpoint, median", f"{number_text(stall_ms)} ms"))
+    if durables is not None and durables.finite.size:
+        durable_s = float(np.median(durables.finite))
+        found.append(Tile("until it is durable, median", f"{number_text(durable_s)} s"))
+    steps = stalls.steps if stalls is not None else ()
+    if len(steps) > 1:
+        between = float(np.median(np.diff(np.asarray(steps, dtype=np.float64))))
+        found.append(Tile("updates between checkpoints, median", number_text(between)))
+    failed = curves.get("checkpoint_failed")
+    if failed is not None and len(failed.steps):
+        found.append(Tile("failed checkpoints", f"{len(failed.steps):,}", is_alarm=True))
     return found
 
 
@@ -75,6 +97,12 @@ def notes(record: RunRecord, curves: Mapping[str, Curve], vetoed: Sequence[int])
         found.append("No metrics were logged yet, so there is nothing to draw.")
     if vetoed:
         found.append(f"Vetoed updates (weights left as they were): {steps_text(vetoed)}.")
+    failed = curves.get("checkpoint_failed")
+    if failed is not None and len(failed.steps):
+        found.append(
+            f"Checkpoints that failed (training went on): {steps_text(list(failed.steps))}; "
+            "checkpoint_error of those steps says why."
+        )
     for curve in curves.values():
         if curve.non_finite_steps:
             found.append(
