@@ -16,6 +16,7 @@ from tradewind.engine.batch_sources import (
     ReplaySource,
     Source,
     StatefulSource,
+    leave_at,
     num_left,
     own_state_of,
 )
@@ -82,7 +83,7 @@ class BatchCall:
         self.is_skipped = False
         self.is_restored = False
         self._position = position
-        self._is_nested = is_nested
+        self.is_nested = is_nested
         self._ranks = ranks
         self._read_step = read_step
         self.cut = ranks.cut() if ranks is not None else Cut()
@@ -143,6 +144,9 @@ class BatchCall:
             self.is_skipped = True
             self.ended, self._facts = record.ended, record.loader
             load_sampler_state(self.loader, record.sampler)
+            if own is not None:
+                self._own = own
+                leave_at(self.loader, own)
             self._position.say(
                 f"{self._name}: all of it was trained on before the checkpoint was made; nothing "
                 "is left to do here"
@@ -160,7 +164,7 @@ class BatchCall:
         self._check_loader(record)
         self._first_epoch = record.epoch
         self._set_begin(record)
-        if isinstance(source, StatefulSource) and record.taken:
+        if isinstance(source, StatefulSource) and (record.taken or own is not None):
             if own is None or record.size != self.cut.size:
                 raise ValueError(
                     f"{self._name}: this loader keeps its own place, which was saved by "
@@ -271,8 +275,8 @@ class BatchCall:
         self.ended = how
         self._reading.close()
         if how == "end":
-            self._trained = Spot(self.epochs, 0, sampler_state(self.loader))
-            self._given = self._own = None
+            self._trained = Spot(self.epochs, 0, sampler_state(self.loader), self._reading.place())
+            self._given = None
 
     def _settle(self) -> None:
         if self._given is None:
@@ -285,16 +289,12 @@ class BatchCall:
 
     # --- the checkpoint ---------------------------------------------------------------------------
 
-    @property
-    def is_forgotten(self) -> bool:
-        return self._is_nested and self.ended is not None
-
     def record(self) -> Record:
         self._settle()
         spot = self._trained
         return Record(
             number=self.number,
-            is_nested=self._is_nested,
+            is_nested=self.is_nested,
             ended=self.ended,
             num_updates=self._num_updates,
             epoch=spot.epoch,
@@ -306,5 +306,6 @@ class BatchCall:
         )
 
     def own_state(self) -> dict[str, Any] | None:
+        """This rank's place in a loader that knows its own."""
         self._settle()
         return own_state_of(self._trained.place) or self._own

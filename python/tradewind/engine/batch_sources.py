@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 
 from tradewind.engine.loader_workers import KeyedDataset, Shield, shield_worker_init, shielded
 from tradewind.engine.random_stream import RandomStream, seed_cpu, seed_of, state_of, unseen
+from tradewind.engine.sampler_state import generators_of, load_sampler_state
 
 _CHUNK = 256  # batches of indices that are asked of a sampler at once
 
@@ -155,22 +156,24 @@ class IndexSource(Source):
         self._order_seed = order_seed
         self._check = check
         self._feed = _Feed()
-        self._inner = self._loader_of(loader)
+        self._inner: DataLoader[Any] | None = self._loader_of(loader)
 
     def facts(self) -> dict[str, Any]:
         loader = self.loader
         return {
-            **super().facts(),
+            "way to read": self.kind,
             "samples": length_of(loader.dataset),
             "batch size": loader.batch_size,
             "drop_last": bool(loader.drop_last),
             "sampler": type(loader.sampler).__name__,
+            **super().facts(),
         }
 
     def read(self, epoch: int, cut: Cut) -> Iterator[tuple[int, Any]]:
         self._feed.given = self._given(epoch, cut)
         draws_here = self.seed is not None and self.loader.num_workers == 0
         with unseen() if self.seed is not None else contextlib.nullcontext():
+            assert self._inner is not None
             batches = iter(self._inner)
         while True:
             with unseen() if draws_here else contextlib.nullcontext():
@@ -179,6 +182,13 @@ class IndexSource(Source):
                 except StopIteration:
                     return
             yield self._feed.indices.popleft(), batch
+
+    def close(self) -> None:
+        for shield in self._shields:
+            shield.lower()
+        # Workers end as soon as the loader goes; in a cycle torch waits 10 s for each of them.
+        self._inner = None
+        self._feed.given = iter(())
 
     def _given(self, epoch: int, cut: Cut) -> Iterator[Any]:
         """What the fetching loader is to load."""
@@ -281,48 +291,76 @@ class ReplaySource(Source):
 
 
 class StatefulSource(Source):
-    """A loader with `state_dict` and `load_state_dict`, which knows its own place."""
+    """A loader with `state_dict` and `load_state_dict`, which knows its own place; but for its
+    generators, of which torchdata's StatefulDataLoader forgets what it drew between two epochs.
+    What its workers draw is its own matter."""
 
     kind = "by its state"
 
     def __init__(self, loader: Any, seed: int) -> None:
         super().__init__(loader, seed)
-        self._stream = RandomStream(seed_of(seed, "stream"))
+        self._seed = seed
         self._resumed: dict[str, Any] | None = None
-        self._place: tuple[Any, Any, int] | None = None
+        self._place: tuple[Any, ...] | None = None
 
     def facts(self) -> dict[str, Any]:
         return {**super().facts(), "loader": type(self.loader).__name__}
 
     def read(self, epoch: int, cut: Cut) -> Iterator[tuple[int, Any]]:
         resumed, self._resumed = self._resumed, None
-        before = -1
-        if resumed is not None:
+        before = int(resumed["index"]) if resumed is not None else _ENDED
+        if resumed is not None and before == _ENDED:
+            leave_at(self.loader, resumed)
+        elif resumed is not None:
             self.loader.load_state_dict(resumed["loader"])
-            before = int(resumed["index"])
-        with self._stream:
+        # What opening draws, and how often, does not count.
+        with RandomStream(seed_of(self._seed, "open", epoch)):
             batches = self._open()
-        if resumed is not None:
-            self._stream.load_state_dict(resumed["stream"])
-        for index, batch in self._sift(batches, cut, before, self._stream):
+        stream = RandomStream(seed_of(self._seed, "stream", epoch))
+        if resumed is not None and before != _ENDED:
+            stream.load_state_dict(resumed["stream"])
+            load_sampler_state(self.loader, resumed["generators"])
+        for index, batch in self._sift(batches, cut, before, stream):
             # Before the next one is read, which may be ahead of its step.
-            self._place = self.loader.state_dict(), self._stream.position(), index
+            self._note(index, stream)
             yield index, batch
+        self._note(_ENDED, stream)
 
     def place(self) -> Any:
         return self._place
+
+    def _note(self, index: int, stream: RandomStream) -> None:
+        generators = generators_of(self.loader)
+        self._place = index, self.loader.state_dict(), stream.position(), generators
 
     def resume(self, own_state: dict[str, Any]) -> None:
         """The next `read` goes on after the batch that `own_state` is the place of."""
         self._resumed = own_state
 
 
-def own_state_of(place: tuple[Any, Any, int] | None) -> dict[str, Any] | None:
+_ENDED = -1  # in the place of a batch's number: an epoch was read to its end
+
+
+def own_state_of(place: tuple[Any, ...] | None) -> dict[str, Any] | None:
     """What a checkpoint holds of a `place()`."""
     if place is None:
         return None
-    loader, stream, index = place
-    return {"loader": loader, "stream": state_of(stream), "index": index}
+    index, loader, stream, generators = place
+    return {
+        "index": index,
+        "loader": loader,
+        "stream": state_of(stream),
+        "generators": generators,
+    }
+
+
+def leave_at(loader: Any, own_state: dict[str, Any]) -> None:
+    """Put a loader that knows its own place to where it was left, so that it begins an epoch as it
+    would have done then."""
+    loader.load_state_dict(own_state["loader"])
+    with unseen():
+        iter(loader)
+    load_sampler_state(loader, own_state["generators"])
 
 
 def length_of(loader: Any) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -32,7 +32,8 @@ class DataPosition:
         self.on_resumed: Callable[[], None] | None = None
         self._seed: int | None = None
         self._num_calls = 0
-        self._calls: list[BatchCall] = []
+        self._calls: list[BatchCall] = []  # under way, or ended since the last one began
+        self._ended: list[_Ended] = []
         self._expected: list[Record] = []  # of the restored run, in their order
         self._own: dict[str, Any] = {}
 
@@ -41,25 +42,37 @@ class DataPosition:
     def state_dict(self) -> dict[str, Any]:
         """After the last update: what was yielded since counts as not taken. JSON values and CPU
         tensors, alike on all ranks but for `own`, which is a `PerRank`."""
-        live = [call for call in self._calls if not call.is_forgotten]
-        own = {str(call.number): call.own_state() for call in live}
-        records = [_plain(call.record()) for call in live]
+        self._sweep()
         # A restored call that has not come up again yet is where it was.
-        records += [_plain(record) for record in self._expected]
-        own.update({str(r.number): self._own.get(str(r.number)) for r in self._expected})
+        found = [(record, self._own.get(str(record.number))) for record in self._expected]
+        found += [(ended.record, ended.own) for ended in self._ended]
+        found += [(call.record(), call.own_state()) for call in self._calls]
+        found.sort(key=lambda call: call[0].number)
         return {
             "seed": self._seed,
             "num_calls": self._num_calls,
-            "calls": sorted(records, key=lambda record: int(record["number"])),
-            "own": PerRank({key: value for key, value in own.items() if value is not None}),
+            "calls": [_plain(record) for record, _ in found],
+            "own": PerRank({str(r.number): own for r, own in found if own is not None}),
         }
+
+    def _sweep(self) -> None:
+        """Of calls that ended, keep what a checkpoint holds: nothing of those within others, and
+        how the loader was left only of the last one that read it."""
+        for call in self._calls:
+            if call.ended is None or call.is_nested:
+                continue
+            for earlier in self._ended:
+                if earlier.loader is call.loader:
+                    earlier.forget()
+            self._ended.append(_Ended(call.record(), call.own_state(), call.loader))
+        self._calls = [call for call in self._calls if call.ended is None]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Before the first `engine.batches()`.
 
         Raises RuntimeError afterwards, ValueError for what is no such state.
         """
-        if self._calls:
+        if self._calls or self._ended:
             raise RuntimeError(
                 "data position: engine.batches() has been called already; load before it"
             )
@@ -104,7 +117,8 @@ class DataPosition:
             number, self._num_calls = self._num_calls, self._num_calls + 1
         else:
             number = record.number
-        is_nested = any(call.ended is None for call in self._calls)
+        self._sweep()
+        is_nested = bool(self._calls)
         call = BatchCall(self, number, is_nested, loader, epochs, read_step, ranks)
         if record is None:
             call.open()
@@ -125,6 +139,16 @@ class DataPosition:
         tell, self.on_resumed = self.on_resumed, None
         if tell is not None:
             tell()
+
+
+@dataclass
+class _Ended:
+    record: Record
+    own: dict[str, Any] | None
+    loader: Any
+
+    def forget(self) -> None:
+        self.record.sampler, self.own, self.loader = {}, None, None
 
 
 def _plain(record: Record) -> dict[str, Any]:

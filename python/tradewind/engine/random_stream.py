@@ -26,7 +26,8 @@ def seed_of(*key: int | str) -> int:
 def seed_cpu(seed: int) -> None:
     """Seed this process's CPU generators. GPUs are left alone, as torch.manual_seed would not."""
     random.seed(seed)
-    np.random.seed([seed & 0xFFFFFFFF, seed >> 32])
+    # One word more than Python takes: both are the same algorithm, and would draw alike.
+    np.random.seed([seed & 0xFFFFFFFF, seed >> 32, 1])
     torch.default_generator.manual_seed(seed)
 
 

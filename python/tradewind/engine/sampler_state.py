@@ -12,15 +12,15 @@ from tradewind.checkpoint.random_state import generator_state, set_generator_sta
 
 
 def sampler_state(loader: Any) -> dict[str, Any]:
-    """JSON values and CPU tensors; empty where nothing is held."""
+    """JSON values and CPU tensors; empty where nothing is held, or where the loader has a
+    `state_dict` of its own, which holds it."""
+    if _knows_itself(loader):
+        return {}
     found: dict[str, Any] = {}
     for name, holder in _holders(loader):
         if _knows_itself(holder):
             found[name] = {"state": holder.state_dict()}
-            continue
-        states = {key: generator_state(value) for key, value in _attributes(holder)}
-        states = {key: state for key, state in states.items() if state is not None}
-        if states:
+        elif states := _generators(holder):
             found[name] = {"generators": states}
     return found
 
@@ -37,9 +37,15 @@ def load_sampler_state(loader: Any, state: dict[str, Any]) -> None:
                 set_generator_state(generator, value)
 
 
+def generators_of(loader: Any) -> dict[str, Any]:
+    """As `sampler_state`, of the generators alone, whatever has a `state_dict`."""
+    found = {name: {"generators": _generators(holder)} for name, holder in _holders(loader)}
+    return {name: states for name, states in found.items() if states["generators"]}
+
+
 def _holders(loader: Any) -> Iterator[tuple[str, Any]]:
-    """The loader and what draws its order; a loader with `state_dict` holds all of it itself."""
-    if not isinstance(loader, DataLoader) or hasattr(loader, "state_dict"):
+    """The loader and what draws its order."""
+    if not isinstance(loader, DataLoader):
         return
     yield "loader", loader
     seen: list[Any] = []
@@ -50,9 +56,11 @@ def _holders(loader: Any) -> Iterator[tuple[str, Any]]:
             name, holder = f"{name}.sampler", getattr(holder, "sampler", None)
 
 
+def _generators(holder: Any) -> dict[str, Any]:
+    attributes = getattr(holder, "__dict__", {}).items()
+    states = {str(key): generator_state(value) for key, value in attributes}
+    return {key: state for key, state in states.items() if state is not None}
+
+
 def _knows_itself(holder: Any) -> bool:
     return hasattr(holder, "state_dict") and hasattr(holder, "load_state_dict")
-
-
-def _attributes(holder: Any) -> list[tuple[str, Any]]:
-    return [(key, value) for key, value in vars(holder).items() if isinstance(key, str)]
