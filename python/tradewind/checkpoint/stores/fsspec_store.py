@@ -225,6 +225,7 @@ class FsspecStore(Store):
 
 def _in_time(call: Callable[[], T], deadline: Deadline, where: str) -> T:
     """What `call` returns or raises, or a StoreError at the deadline."""
+    deadline.check(where)
     result: list[T] = []
     failure: list[BaseException] = []
 

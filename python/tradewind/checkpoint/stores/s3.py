@@ -290,6 +290,7 @@ def _client(patience: Patience, num_threads: int, options: dict[str, Any]) -> An
         raise ImportError(
             "checkpoint: a URL of s3:// needs boto3; install it by: pip install 'tradewind[aws]'"
         ) from error
+    session = boto3.session.Session()  # its second client costs little
     silence_s = min(patience.silence, patience.request).total_seconds()
 
     def make(**s3: Any) -> Any:
@@ -301,7 +302,7 @@ def _client(patience: Patience, num_threads: int, options: dict[str, Any]) -> An
             request_checksum_calculation="when_required",  # the sums are those we have
             s3=s3,
         )
-        return boto3.session.Session().client("s3", config=settings, **options)
+        return session.client("s3", config=settings, **options)
 
     # Within TLS the CRC, which is a signed header, is enough; a SHA-256 besides would only cost.
     client = make(payload_signing_enabled=False)

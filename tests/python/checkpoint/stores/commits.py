@@ -14,7 +14,7 @@ from tradewind.checkpoint import manifest as manifests
 from tradewind.checkpoint.manifest import Manifest, ShardFile
 from tradewind.checkpoint.names import CommitName, shard_name
 
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)

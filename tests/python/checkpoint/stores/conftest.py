@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from checkpoint.stores.faulty_server import FaultyServer
 from checkpoint.stores.places import MIN_PART_BYTES, NUMBERS, QUICK, make_bucket
+
 from tradewind.checkpoint.stores.store import Store, open_store
 
 
@@ -24,7 +24,10 @@ def s3_server() -> Iterator[FaultyServer]:
         MotoRequestHandler,
         create_backend_app,
     )
+    from moto.s3 import models
     from werkzeug.serving import make_server
+
+    models.S3_UPLOAD_PART_MIN_SIZE = MIN_PART_BYTES  # type: ignore[attr-defined]
 
     class Quiet(MotoRequestHandler):  # type: ignore[misc]
         def log(self, *arguments: object) -> None: ...

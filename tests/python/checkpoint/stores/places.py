@@ -15,7 +15,7 @@ QUICK = Patience(
     first_pause=timedelta(milliseconds=1),
     longest_pause=timedelta(milliseconds=2),
 )
-MIN_PART_BYTES = 5 << 20  # of a part but the last, in S3 and in moto
+MIN_PART_BYTES = 256 << 10  # of a part but the last; 5 MiB in S3, and told to moto
 NUMBERS = itertools.count()
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from checkpoint.stores.commits import contents_of
+from checkpoint.stores.places import MIN_PART_BYTES
+
 from tradewind.checkpoint.stores.patience import Deadline, StoreError
 from tradewind.checkpoint.stores.store import Entry
 
@@ -72,7 +73,7 @@ def test_an_object_of_the_same_bytes_is_ones_own(opened: Any, any_url: str) -> N
     assert store.read("claim", 100) == b"mine"
 
 
-@pytest.mark.parametrize("size", [4096, (5 << 20), (12 << 20) + 4096])
+@pytest.mark.parametrize("size", [4096, MIN_PART_BYTES, 3 * MIN_PART_BYTES + 4096])
 def test_files_arrive(opened: Any, any_url: str, tmp_path: Path, size: int) -> None:
     store = opened(any_url)
     path = tmp_path / "shard"
@@ -90,7 +91,7 @@ def test_files_arrive(opened: Any, any_url: str, tmp_path: Path, size: int) -> N
 
 def test_a_file_that_was_cut(opened: Any, any_url: str, tmp_path: Path) -> None:
     store = opened(any_url)
-    data = os.urandom(12 << 20)
+    data = os.urandom(3 * MIN_PART_BYTES)
     path = tmp_path / "shard"
     path.write_bytes(data[:-5])
     with path.open("rb") as file, pytest.raises(StoreError, match="local file ends at byte"):
@@ -101,10 +102,10 @@ def test_a_file_that_was_cut(opened: Any, any_url: str, tmp_path: Path) -> None:
 def test_a_deadline_that_has_passed(opened: Any, any_url: str, tmp_path: Path) -> None:
     store = opened(any_url)
     path = tmp_path / "shard"
-    path.write_bytes(bytes(12 << 20))
+    path.write_bytes(bytes(3 * MIN_PART_BYTES))
     contents = contents_of("shard", path.read_bytes())
-    with path.open("rb") as file, pytest.raises(StoreError, match=r"within 0\.001 s") as raised:
-        store.upload_file("a/shard", file.fileno(), contents, Deadline(timedelta(milliseconds=1)))
+    with path.open("rb") as file, pytest.raises(StoreError, match="within 1e-06 s") as raised:
+        store.upload_file("a/shard", file.fileno(), contents, Deadline(timedelta(microseconds=1)))
     assert raised.value.transient
 
 

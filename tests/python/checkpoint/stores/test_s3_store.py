@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from checkpoint.stores.commits import contents_of
 from checkpoint.stores.faulty_server import FaultyServer, Seen, every, nth
 from checkpoint.stores.places import MIN_PART_BYTES, QUICK, make_bucket
+
 from tradewind.checkpoint.stores.patience import Deadline, Patience, StoreError
 
 SOON = timedelta(seconds=120)
-MIB = 1 << 20
 
 
 def uploaded(store: Any, tmp_path: Path, size: int, deadline: timedelta = SOON) -> bytes:
