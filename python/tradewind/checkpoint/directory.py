@@ -61,6 +61,11 @@ class CheckpointDirectory(ABC):
     def abandon(self, name: CommitName) -> None:
         """Take away what a failed save left. Does not raise for what cannot be taken away."""
 
+    def check_owner(self) -> None:
+        """Why a save failed, perhaps: raises FencedError where a later attempt owns the place and
+        took the save's folder away."""
+        return None
+
     @abstractmethod
     def retain(
         self, keep: int, keep_every: int | None, verified: CommitName | None

@@ -229,9 +229,9 @@ class LocalDirectory(CheckpointDirectory):
                 raise CheckpointError(f"{self.where!r}: no save of {name} was begun here")
             try:
                 self._publish(name, manifest, self._attempt)
-            except OSError as error:
-                self._attempts.check(self._attempt)  # a newer owner cleared our folder away
-                raise error
+            except OSError:
+                self.check_owner()  # a later one clears our folder away
+                raise
             self._open.discard(name)
             self._published.add(name)
             with contextlib.suppress(OSError):  # a hint for people
@@ -258,6 +258,11 @@ class LocalDirectory(CheckpointDirectory):
             if self._attempt is not None:
                 self._spares.discard()  # most saves fail because the disk is full
             self._folders.remove(name)
+
+    def check_owner(self) -> None:
+        with contextlib.suppress(OSError):
+            if self._attempt is not None:
+                self._attempts.check(self._attempt)
 
     def take_spare(self, name: CommitName, file_name: str, size_bytes: int) -> bool:
         return self._spares.take(self.path_of(name, file_name), size_bytes)

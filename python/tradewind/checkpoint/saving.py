@@ -158,6 +158,7 @@ class Saver:
             except BaseException:
                 if ranks.is_first:
                     self._directory.abandon(name)
+                    self._directory.check_owner()
                 raise
         finally:
             if prepared.closing is not None:

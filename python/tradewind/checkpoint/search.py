@@ -23,6 +23,8 @@ from tradewind.checkpoint.restoring import CommitReader
 
 Passed = Callable[[CommitName, str], None]
 
+_MAX_TRIES = 10_000
+
 
 @dataclass(frozen=True)
 class Found:
@@ -55,12 +57,19 @@ class Search:
         """
         topic = f"search/{self._num_done}"
         self._num_done += 1
-        candidates = self._candidates(topic, step)
         refused: list[str] = []
-        for number, name in enumerate(candidates):
+        tried: set[CommitName] = set()
+        # Looked up anew after each that was refused: an owner that saves meanwhile may have retired
+        # it for a newer one, and the next older may be a milestone of long ago.
+        for number in range(_MAX_TRIES):
+            listed = self._candidates(f"{topic}/{number}", step, number == 0)
+            name = next((each for each in listed if each not in tried), None)
+            if name is None:
+                break
             found = self._try(f"{topic}/{number}", name, take)
             if isinstance(found, Found):
                 return found
+            tried.add(name)
             refused.append(f"{name.folder}: {found}")
             self._passed(name, found)
         if refused:
@@ -70,7 +79,7 @@ class Search:
             )
         return None
 
-    def _candidates(self, topic: str, step: int | None) -> list[CommitName]:
+    def _candidates(self, topic: str, step: int | None, is_first_look: bool) -> list[CommitName]:
         def look() -> list[list[Any]] | None:
             if not self._ranks.is_first:
                 return None
@@ -82,7 +91,7 @@ class Search:
         if step is None:
             return names
         of_step = [name for name in names if name.step == step]
-        if not of_step:
+        if not of_step and is_first_look:
             there = sorted({name.step for name in names})
             raise CheckpointError(
                 f"{self._directory.where}: has no checkpoint of step {step}; "

@@ -64,19 +64,22 @@ class PlainSaver:
             directory.publish(name, seal(step, data))
         except BaseException:
             directory.abandon(name)
+            directory.check_owner()
             raise
         directory.retain(self._keep, self._keep_every, None)
 
     def restore(self) -> tuple[int, bytes] | None:
-        names = self.directory.committed()
-        failures: list[str] = []
-        for name in names:
+        failures: dict[CommitName, str] = {}
+        for _ in range(1000):
+            names = [name for name in self.directory.committed() if name not in failures]
+            if not names:
+                break
             try:
-                return name.step, self.read(name)
+                return names[0].step, self.read(names[0])
             except CheckpointError as error:
-                failures.append(str(error))
+                failures[names[0]] = str(error)
         if failures:
-            raise DamagedCheckpointError("; ".join(failures))
+            raise DamagedCheckpointError("; ".join(failures.values()))
         return None
 
     def restore_step(self, step: int) -> bytes:

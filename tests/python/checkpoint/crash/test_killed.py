@@ -118,6 +118,17 @@ def test_killed_at_every_call(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_terminated_in_a_save(kind: str, processes: SavingProcesses, folder: Path) -> None:
+    """SIGTERM without a handler, as a place sends it to whoever does not listen."""
+    for number in range(2, 20, 4):
+        path = folder / f"checkpoints-{number}"
+        injection = f"{SYNCS}:signal=SIGTERM:when={number}"
+        saved, _, status = _run(processes, kind, path, injection, COUNT)
+        assert status == 0 or os.WTERMSIG(status) == signal.SIGTERM
+        _check(MAKES[kind], path, saved, injection, COUNT)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("calls", "error"), ERRORS)
 def test_a_call_that_the_kernel_refuses(
     calls: str, error: str, kind: str, processes: SavingProcesses, folder: Path

@@ -16,7 +16,7 @@ from checkpoint.crash.savers import PlainSaver, payload
 from checkpoint.crash.stepped import Stepped, SteppedEnv
 
 from tradewind._core import native
-from tradewind.checkpoint.errors import CheckpointError, FencedError
+from tradewind.checkpoint.errors import FencedError
 
 PREDECESSOR, SUCCESSOR = 30, 100
 
@@ -104,8 +104,8 @@ def _check_end(path: Path, predecessor: Stepped, successor: Stepped) -> None:
     end = predecessor.ends_with
     if end == "acknowledged" and restored != PREDECESSOR:
         raise Violation(f"step {PREDECESSOR} was acknowledged, the successor restored {restored}")
-    if end != "acknowledged" and not isinstance(end, (CheckpointError, OSError)):
-        raise Violation("the predecessor ended without a name") from end
+    if end != "acknowledged" and not isinstance(end, FencedError):
+        raise Violation("the predecessor was not told that it is followed") from end
     final = PlainSaver(path, native.posix_env()).restore()
     if final != (saved, payload(saved)):
         raise Violation(f"the successor's save was acknowledged, {final and final[0]} restored")
