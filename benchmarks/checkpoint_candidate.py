@@ -184,7 +184,12 @@ class TradewindEngine(Candidate):
         return float(self.handle.waited_s)
 
     def restore(self) -> None:
-        self.engine.restore()
+        from tradewind.engine.restored_state import Restoring
+
+        # What an Engine that finds a checkpoint does, without what it does once at its start.
+        checkpointer = self.engine._checkpoints._checkpointer
+        if checkpointer.load(into=Restoring(self.engine).into) is None:
+            raise SystemExit("engine: expected a checkpoint, found none")
 
 
 CANDIDATES: dict[str, type[Candidate]] = {
