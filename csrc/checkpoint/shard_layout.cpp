@@ -56,7 +56,7 @@ ShardLayout::ShardLayout(std::string header, std::vector<ShardRegion> regions,
 void ShardLayout::copy(std::int64_t begin, std::span<std::byte> to) const {
   std::int64_t done = begin;
   const auto zero_until = [&](std::int64_t offset) {
-    std::memset(to.data() + (done - begin), 0, static_cast<std::size_t>(offset - done));
+    std::fill(to.begin() + (done - begin), to.begin() + (offset - begin), std::byte{0});
   };
   visit(begin, begin + static_cast<std::int64_t>(to.size()),
         [&](std::int64_t offset, const std::byte* data, std::int64_t bytes) {
