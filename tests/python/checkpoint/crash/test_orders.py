@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,11 @@ from checkpoint.crash.savers import PlainSaver, payload
 from checkpoint.crash.stepped import Stepped, SteppedEnv
 
 from tradewind._core import native
+from tradewind.checkpoint.attempts import Attempts
+from tradewind.checkpoint.claims import Acceptance
 from tradewind.checkpoint.errors import FencedError
+from tradewind.checkpoint.local_directory import LocalDirectory
+from tradewind.checkpoint.names import CommitName
 
 PREDECESSOR, SUCCESSOR = 30, 100
 
@@ -120,25 +125,86 @@ def _lengths(folder: Path, keep: int) -> tuple[int, int]:
     return num_first, successor.num_calls
 
 
+def _run_all(folder: Path, keep: int, stride: int) -> tuple[int, dict[str, int]]:
+    """How many orders were tried, and how the predecessor ended. Raises Violation."""
+    ends: dict[str, int] = {}
+    num_first, num_second = _lengths(folder, keep)
+    assert num_first > 20 and num_second > 40
+    pairs = list(itertools.product(range(num_first + 1), range(num_second + 1)))[::stride]
+    for first, second in pairs:
+        path = folder / "checkpoints"
+        try:
+            predecessor, successor = _run(path, keep, first, second)
+            _check_end(path, predecessor, successor)
+        except Violation as violation:
+            raise Violation(f"order {first}, {second}: {violation}") from violation.__cause__
+        end = predecessor.ends_with
+        name = end if isinstance(end, str) else type(end).__name__
+        ends[name] = ends.get(name, 0) + 1
+        shutil.rmtree(path)
+    return len(pairs), ends
+
+
 @pytest.mark.parametrize("keep", [1, 2])
 def test_every_order(keep: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ends: dict[str, int] = {}
     with fast_folder(tmp_path) as folder:
-        num_first, num_second = _lengths(folder, keep)
-        assert num_first > 20 and num_second > 40
-        stride = 1 if EXHAUSTIVE else 2
-        pairs = list(itertools.product(range(num_first + 1), range(num_second + 1)))[::stride]
-        for first, second in pairs:
-            path = folder / "checkpoints"
-            predecessor, successor = _run(path, keep, first, second)
-            try:
-                _check_end(path, predecessor, successor)
-            except Violation as violation:
-                raise Violation(f"order {first}, {second}: {violation}") from violation.__cause__
-            end = predecessor.ends_with
-            name = end if isinstance(end, str) else type(end).__name__
-            ends[name] = ends.get(name, 0) + 1
-            shutil.rmtree(path)
+        num_tried, ends = _run_all(folder, keep, stride=1 if EXHAUSTIVE else 2)
     assert ends["acknowledged"] > 0 and ends[FencedError.__name__] > 0
     with capsys.disabled():
-        print(f"\n  orders of two owners, keep={keep}: {len(pairs)}, predecessor: {ends}")
+        print(f"\n  orders of two owners, keep={keep}: {num_tried}, predecessor: {ends}")
+
+
+# --- what is planted must be found --------------------------------------------------------------
+
+
+def _no_look_after_the_rename(monkeypatch: pytest.MonkeyPatch) -> None:
+    publish, check = LocalDirectory._publish, Attempts.check
+
+    def mutant(directory: LocalDirectory, name: CommitName, manifest: bytes, attempt: int) -> None:
+        looks = itertools.count()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                directory._attempts,
+                "check",
+                lambda attempt: next(looks) > 0 or check(directory._attempts, attempt),
+            )
+            publish(directory, name, manifest, attempt)
+
+    monkeypatch.setattr(LocalDirectory, "_publish", mutant)
+
+
+def _every_commit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Acceptance, "counts", lambda self, name: True)
+
+
+def _lists_before_it_claims(monkeypatch: pytest.MonkeyPatch) -> None:
+    claim_next = LocalDirectory._claim_next
+
+    def mutant(directory: LocalDirectory) -> int:
+        seen = directory.committed()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(directory, "committed", lambda: seen)
+            return claim_next(directory)
+
+    monkeypatch.setattr(LocalDirectory, "_claim_next", mutant)
+
+
+def _never_looks_at_claims(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Attempts, "check", lambda self, attempt: True)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        _no_look_after_the_rename,
+        _every_commit_counts,
+        _lists_before_it_claims,
+        _never_looks_at_claims,
+    ],
+)
+def test_a_planted_fault_is_found(
+    plant: Callable[[pytest.MonkeyPatch], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    with fast_folder(tmp_path) as folder, pytest.raises(Violation):
+        _run_all(folder, keep=2, stride=1)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from checkpoint.crash.checkpointer_saver import CheckpointerSaver
 from checkpoint.crash.crash_states import Record, check_power_cuts, fast_folder
-from checkpoint.crash.savers import MakeSaver, PlainSaver
+from checkpoint.crash.savers import SHARD, MakeSaver, PlainSaver
 
 from tradewind._core import native
 from tradewind.checkpoint import local_directory
@@ -29,7 +29,15 @@ def _restarts(record: Record, make: MakeSaver) -> None:
         saver = make(record.path, record.env)
         for step in steps:
             record.save(saver, step)
+        if isinstance(saver, PlainSaver):
+            _begin_and_die(saver.directory)
         saver.close()
+
+
+def _begin_and_die(directory: local_directory.LocalDirectory) -> None:
+    name = directory.begin(99)
+    directory.take_spare(name, SHARD, 9000)
+    directory.env.write_file(directory.path_of(name, SHARD), b"never published")
 
 
 def _goes_back(record: Record, make: MakeSaver) -> None:
