@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from checkpoint.local_commits import SHARD, commit, snapshot, steps_of
+
 from tradewind._core import native
 from tradewind.checkpoint.claims import decode_list, encode_list
 from tradewind.checkpoint.errors import (

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import track.processes as processes
-
 from checkpoint.local_commits import SHARD, commit, steps_of
+
 from tradewind._core import native
 from tradewind.checkpoint.errors import CheckpointError, DirectoryInUseError, FencedError
 from tradewind.checkpoint.local_directory import LocalDirectory
