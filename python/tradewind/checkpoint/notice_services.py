@@ -97,8 +97,8 @@ class Service(ABC):
                 response = http.client.HTTPResponse(_Until(connection, until), method=method)  # type: ignore[arg-type]
                 response.begin()
                 body = response.read(_MAX_BODY_BYTES + 1)
-                if len(body) > _MAX_BODY_BYTES:
-                    return None
+                if len(body) > _MAX_BODY_BYTES or response.length:
+                    return None  # too much, or less than it said
                 return Answer(response.status, response.headers, body.decode("utf-8").strip())
         except (OSError, http.client.HTTPException, ValueError):
             return None  # ValueError: a length or text that is none
@@ -311,12 +311,8 @@ class _Until(io.RawIOBase):
 def _address(name: str, url: str) -> tuple[str, int]:
     parts = urlsplit(url)
     with contextlib.suppress(ValueError):
-        if (
-            parts.scheme == "http"
-            and parts.hostname
-            and parts.path in ("", "/")
-            and not parts.query
-        ):
+        is_bare = parts.path in ("", "/") and not parts.query and not parts.username
+        if parts.scheme == "http" and parts.hostname and is_bare:
             return parts.hostname, parts.port or 80
     raise ValueError(f"metadata service of {name}: expected http://HOST[:PORT], got {url!r}")
 
