@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 from checkpoint.metadata_server import Headers, MetadataServer, answer
 
+from tradewind.checkpoint.notice_services import Aws
 from tradewind.checkpoint.notices import Notice, Notices
 
 DEADLINE_S = 60
@@ -275,8 +275,6 @@ class Rebalances:
 
 
 def test_a_soft_notice_is_told_until_it_is_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tradewind.checkpoint.notice_services import Aws
-
     monkeypatch.setattr(Aws, "poll_s", 0.05)
     ec2 = Rebalances()
     with (
@@ -286,25 +284,21 @@ def test_a_soft_notice_is_told_until_it_is_acknowledged(monkeypatch: pytest.Monk
         soft = until(n)
         assert (soft.kind, soft.deadline_s, soft.is_soft) == ("aws-rebalance", None, True)
         n.acknowledge_soft()
-        asked = len(server.requests)
-        while len(server.requests) < asked + 4:  # it is not told again
-            time.sleep(0.005)
+        server.wait_for_requests(len(server.requests) + 4)  # it is not told again
         assert n.notice() is None
         ec2.takes = True
         assert until(n).kind == "aws-spot"
 
 
-def test_of_two_notices_the_one_that_ends_sooner(earlier: list[int]) -> None:
+@pytest.mark.usefixtures("earlier")
+def test_of_two_notices_the_one_that_ends_sooner() -> None:
     for grace_s, expected in ((5.0, "SIGTERM"), (500.0, "gcp-preempted"), (None, "gcp-preempted")):
         with (
             MetadataServer(preempting) as server,
             Notices(services=["gcp"], urls={"gcp": server.url}, signal_grace_s=grace_s) as notices,
         ):
             until(notices)
-            os.kill(os.getpid(), signal.SIGTERM)
-            while len(earlier) == 0:
-                time.sleep(0.001)
-            earlier.clear()
+            signal.raise_signal(signal.SIGTERM)
             found = notices.notice()
             assert found is not None and found.kind == expected
 
@@ -317,8 +311,7 @@ def test_close_does_not_wait_for_a_service_that_hangs() -> None:
 
     with MetadataServer(hang) as server:
         notices = Notices((), services=["gcp"], urls={"gcp": server.url})
-        while not server.requests:
-            time.sleep(0.001)
+        server.wait_for_requests()
         notices.close()
         assert threads() == []
         released.set()
