@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from checkpoint.crash.savers import SHARD, MakeSaver, PlainSaver
 
 from tradewind._core import native
 from tradewind.checkpoint import local_directory
+from tradewind.checkpoint.errors import CheckpointError
 
 Run = Callable[[Record, MakeSaver], None]
 
@@ -47,7 +50,18 @@ def _goes_back(record: Record, make: MakeSaver) -> None:
         record.save(saver, step)
 
 
-@pytest.mark.parametrize("run", [_first_saves, _restarts, _goes_back])
+def _calls_fail(record: Record, make: MakeSaver) -> None:
+    """One call of each save fails: a sync, perhaps, after which nothing is sure of its bytes."""
+    saver = make(record.path, record.env)
+    for step in range(1, 9):
+        if step > 2:
+            record.env.inject(3 * (step - 2), error=errno.EIO)
+        with contextlib.suppress(CheckpointError, OSError):
+            record.save(saver, step)
+        record.env.heal()
+
+
+@pytest.mark.parametrize("run", [_first_saves, _restarts, _goes_back, _calls_fail])
 @pytest.mark.parametrize("make", [PlainSaver, CheckpointerSaver])
 def test_restores_what_was_acknowledged(
     run: Run,
