@@ -37,6 +37,11 @@ class Checkpoint:
             process with exit code 75.
         paranoid: compare what is written in place with sums taken when the save began, which finds
             edits through `.data`, too; reads all state twice more.
+        host_memory: bytes of memory for copies of what cannot be written from where it lies (state
+            on GPUs, above all); None: as much as it takes. With less than that a save holds
+            training until the last copy is made.
+        peers: with several ranks, a process beside each rank keeps the newest shard of the rank
+            before it in memory, so that ranks that are restarted read no disk.
         timeout: how long a save may take, and a rank wait for others, before the save counts as
             failed.
 
@@ -51,6 +56,8 @@ class Checkpoint:
     mean_time_between_failures: timedelta | None = None
     notices: Notices = "auto"
     paranoid: bool = False
+    host_memory: int | None = None
+    peers: bool = False
     timeout: timedelta = timedelta(minutes=10)
 
     def __post_init__(self) -> None:
@@ -62,6 +69,9 @@ class Checkpoint:
             _check_count("keep_every", self.keep_every)
         _check_switch("spot", self.spot, allows_none=True)
         _check_switch("paranoid", self.paranoid)
+        _check_switch("peers", self.peers)
+        if self.host_memory is not None:
+            _check_count("host_memory", self.host_memory)
         if self.mean_time_between_failures is not None:
             _check_duration("mean_time_between_failures", self.mean_time_between_failures)
         _check_duration("timeout", self.timeout)

@@ -92,6 +92,8 @@ class Checkpointing:
             options.keep_every,
             process_group=share.process_group if share is not None else None,
             deadline=options.timeout,
+            host_memory=options.host_memory,
+            peers=options.peers,
             on_event=self._note,
         )
         self.position = DataPosition()
@@ -261,6 +263,7 @@ class Checkpointing:
             in_place=saved_state.in_place(engine),
             facts={"config": self._config, "is_finished": is_finished},
             paranoid=self._options.paranoid,
+            holds_stream=False,  # before_update() does, so that forward and backward go on
         )
         self._held_s = time.perf_counter() - began_s
         return self._save
