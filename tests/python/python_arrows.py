@@ -47,7 +47,7 @@ ROOMS: dict[str, Room] = {
     "alerts": Room("machine place track"),
     "report": Room("machine place track progress", torch="lazily"),
     "doctor": Room(f"{FACTS} report", f"{ENGINE_ROOMS} engine data meter", torch="lazily"),
-    "launch": Room(FACTS, "report doctor data"),
+    "launch": Room(FACTS, "report doctor data checkpoint"),
     "meter": Room("machine place", torch="loaded"),
     "data": Room(f"{FACTS} meter", torch="loaded"),
     "optim": Room("_core machine place", torch="loaded"),

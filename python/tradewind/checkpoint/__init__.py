@@ -15,15 +15,20 @@ if TYPE_CHECKING:
     from tradewind.checkpoint.errors import DirectoryInUseError as DirectoryInUseError
     from tradewind.checkpoint.errors import FencedError as FencedError
     from tradewind.checkpoint.errors import NewerVersionError as NewerVersionError
+    from tradewind.checkpoint.errors import NoSuchCheckpointError as NoSuchCheckpointError
     from tradewind.checkpoint.errors import (
         NotACheckpointDirectoryError as NotACheckpointDirectoryError,
     )
     from tradewind.checkpoint.errors import StateMismatchError as StateMismatchError
     from tradewind.checkpoint.errors import VanishedCheckpointError as VanishedCheckpointError
+    from tradewind.checkpoint.errors import WeightsError as WeightsError
     from tradewind.checkpoint.options import Checkpoint as Checkpoint
     from tradewind.checkpoint.parts import PartialTensor as PartialTensor
     from tradewind.checkpoint.parts import PerRank as PerRank
     from tradewind.checkpoint.save import Save as Save
+    from tradewind.checkpoint.weights import Started as Started
+    from tradewind.checkpoint.weights import load_weights as load_weights
+    from tradewind.checkpoint.weights import start_from as start_from
 
 _MODULE_OF = {
     "Checkpoint": "options",
@@ -33,12 +38,17 @@ _MODULE_OF = {
     "DirectoryInUseError": "errors",
     "FencedError": "errors",
     "NewerVersionError": "errors",
+    "NoSuchCheckpointError": "errors",
     "NotACheckpointDirectoryError": "errors",
     "PartialTensor": "parts",
     "PerRank": "parts",
     "Save": "save",
+    "Started": "weights",
     "StateMismatchError": "errors",
     "VanishedCheckpointError": "errors",
+    "WeightsError": "errors",
+    "load_weights": "weights",
+    "start_from": "weights",
 }
 
 __all__ = list(_MODULE_OF)

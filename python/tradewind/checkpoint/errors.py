@@ -32,3 +32,11 @@ class NewerVersionError(CheckpointError):
 
 class StateMismatchError(CheckpointError, ValueError):
     """The state to fill has other names, shapes or kinds than the checkpoint."""
+
+
+class NoSuchCheckpointError(CheckpointError, LookupError):
+    """There is no checkpoint of that step, or none at all."""
+
+
+class WeightsError(CheckpointError, ValueError):
+    """A file of weights that cannot be read as one, or not safely."""

@@ -73,6 +73,16 @@ class CommitReader:
         """Read everything and check every block. Raises DamagedCheckpointError or OSError."""
         self.read([], verify_all=True)
 
+    def damages(self) -> list[str]:
+        """What is wrong with each of its files, one line a file; empty where all of it is whole."""
+        found: list[str] = []
+        for index in range(len(self.manifest.files)):
+            try:
+                self._read_file(index, [], verify_all=True)
+            except (DamagedCheckpointError, OSError) as error:
+                found.append(str(error))
+        return found
+
     def _read_file(
         self, index: int, targets: list[tuple[int, int, int]], *, verify_all: bool
     ) -> None:

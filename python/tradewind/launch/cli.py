@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from tradewind.launch.checkpoint_cli import checkpoint
+
 if TYPE_CHECKING:
     from tradewind.track import Metrics
 
@@ -48,6 +50,9 @@ def main() -> None:
     Example:
       tradewind doctor
     """
+
+
+main.add_command(checkpoint)
 
 
 @main.command()
