@@ -38,7 +38,7 @@ from tradewind.checkpoint.owner import Owner
 from tradewind.checkpoint.spares import Spares
 
 RECYCLED_FROM_BYTES = 1 << 20  # below, a sync costs more than new blocks do
-_MAX_LOOKS = 20
+_MAX_LOOKS = 200
 _TEMPORARY = ".tmp"
 
 
@@ -101,8 +101,8 @@ class LocalDirectory(CheckpointDirectory):
         listed = sorted(name for name in self._folders.names() if decides.counts(name))
         names = [name for name in listed if self._folders.is_published(name)]
         if len(names) < len(listed):
-            again = sorted(name for name in self._folders.names() if decides.counts(name))
-            if again != listed:
+            known = set(listed)
+            if any(decides.counts(name) and name not in known for name in self._folders.names()):
                 return None
         return names[::-1]
 
