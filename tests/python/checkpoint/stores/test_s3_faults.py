@@ -1,5 +1,5 @@
-"""Every request of a save on S3 fails in every way, once and for good: nothing acknowledged is lost,
-nothing is committed twice, and what cannot be done says why."""
+"""Every request of a save on S3 fails in every way, once and for good: what was acknowledged is not
+lost, nothing is committed twice, and what cannot be done says why."""
 
 from __future__ import annotations
 
