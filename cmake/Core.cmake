@@ -1,4 +1,4 @@
-# The torch-free, Python-free static core: base, arena, share, step.
+# The torch-free, Python-free static core: base, arena, checkpoint, share, step.
 # The torch-free, Python-free static core: base, arena, step, share.
 
 add_library(tradewind_warnings INTERFACE)
