@@ -141,12 +141,14 @@ def _close_after(futures: Sequence[Future[None]], targets: Sequence[int]) -> Non
     """Close the files once no part is written any more: a stuck one, which its socket's time-out
     ends, must not find another file under its descriptor."""
 
+    begun = [future for future in futures if not future.cancelled()]
+
     def close() -> None:
-        wait(futures)
+        wait(begun)
         for target in targets:
             os.close(target)
 
-    if all(future.done() for future in futures):
+    if all(future.done() for future in begun):
         close()
     else:
         threading.Thread(target=close, daemon=True, name="tradewind-fetch-end").start()
