@@ -140,7 +140,13 @@ def changes(before: Any, now: Any, name: str = "") -> list[str]:
     if before == now:
         return []
     kept = " (the checkpoint's stays)" if name.startswith("param_groups[") else ""
-    return [f"{name} {before!r} -> {now!r}{kept}"]
+    return [f"{name} {_short(before)} -> {_short(now)}{kept}"]
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, (Mapping, list)):
+        return f"({len(value)} entries)"
+    return repr(value)
 
 
 def _age_text(seconds: float) -> str:
