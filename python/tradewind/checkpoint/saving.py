@@ -24,6 +24,8 @@ from tradewind.checkpoint.save import Save
 from tradewind.checkpoint.staging import DeviceCopies, Staging
 from tradewind.checkpoint.tree import Flat, flatten
 
+_CANCEL_S = 10.0  # for calls under way to return
+
 Ranges = Sequence[tuple[int, int]]
 
 
@@ -69,6 +71,7 @@ class Saver:
         self._host_memory = host_memory
         self._deadline_s = deadline.total_seconds()
         self._num_saves = 0
+        self._stuck: list[Prepared] = []
 
     # --- in the thread that saves ---------------------------------------------------------------
 
@@ -189,8 +192,7 @@ class Saver:
                 prepared.save.staged()
             file = shard_name(self._ranks.rank, self._ranks.size, number)
             composed = compose_shard(plan, prepared.shapes, prepared.dtypes)
-            closing = prepared.closing if number == 0 else None
-            result = self._write_file(name, file, composed.header, plan, closing, prepared.save)
+            result = self._write_file(name, file, composed.header, plan, prepared)
             files.append(file_facts(file, self._block_bytes, result))
             pieces += [(number, *piece) for piece in composed.pieces]
         prepared.save.check_untouched()
@@ -202,9 +204,10 @@ class Saver:
         file: str,
         header: bytes,
         plan: ShardPlan,
-        closing: native.GateClosing | None,
-        save: Save,
+        prepared: Prepared,
     ) -> native.ShardResult:
+        closing = prepared.closing if plan is prepared.plans[0] else None
+        save = prepared.save
         regions = [(len(header) + r.offset_bytes, r.address, r.size_bytes) for r in plan.regions]
         if plan.copies_bytes:
             offset = len(header) + plan.copies_offset_bytes
@@ -218,6 +221,8 @@ class Saver:
         save.cancel_by(write.cancel)
         if not write.wait(self._deadline_s):
             write.cancel()
+            if not write.wait(_CANCEL_S):
+                self._stuck.append(prepared)  # whose memory a call to the disk still reads
             raise CheckpointError(
                 f"{path}: {total} bytes were not written within {self._deadline_s:g} s; is the "
                 "disk stuck, or the deadline too short?"
