@@ -1,4 +1,5 @@
-# make demo     set up, train a small model on real data, draw its report
+# make demo     set up, train a small model on real data, draw its report; the same again, killed half
+#               way and started again: it ends at the same bits
 # make demo-distributed  the same by two ranks that share gradients
 # make test     everything that proves the engine right
 # make test-torch-suite  PyTorch's own tests over our classes (downloads their files once)
@@ -11,7 +12,7 @@ VENV_PYTHON := .venv/bin/python
 
 demo:
 	@PYTHON=$(PYTHON) scripts/setup.sh demo
-	@$(VENV_PYTHON) examples/digits.py
+	@$(VENV_PYTHON) scripts/demo.py
 
 demo-distributed:
 	@PYTHON=$(PYTHON) scripts/setup.sh demo

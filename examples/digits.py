@@ -1,9 +1,10 @@
 """Train a small convolutional net on scikit-learn's handwritten digits: the demo.
 
-    python examples/digits.py [--epochs 20] [--run runs/digits]
+    python examples/digits.py [--epochs 20] [--run runs/digits] [--every "50 steps"]
     torchrun --nproc-per-node=2 examples/digits.py
 
 1,797 images of 8x8 pixels (Alpaydin and Kaynak, 1998) come with scikit-learn: nothing is fetched.
+Started again with the same --run, it goes on from its last checkpoint.
 """
 
 import argparse
@@ -61,6 +62,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64, help="of all ranks together")
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--run", default=f"runs/digits-{time.strftime('%Y%m%d-%H%M%S')}")
+    parser.add_argument("--every", default="auto", help="when to save: a time, or some steps")
     options = parser.parse_args()
 
     torch.manual_seed(0)
@@ -69,13 +71,20 @@ def main() -> None:
     rank_batch = options.batch // world_size
     loader = DataLoader(train, batch_size=rank_batch, shuffle=True, drop_last=True)
     model = make_model()
-    recipe = tw.AdamW(lr=options.lr)
-    engine = tw.Engine(model, recipe, clip_norm=1.0, share=tw.Share(), run=options.run)
+    engine = tw.Engine(
+        model,
+        tw.AdamW(lr=options.lr),
+        clip_norm=1.0,
+        share=tw.Share(),
+        checkpoint=tw.Checkpoint(every=options.every),
+        run=options.run,
+    )
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
         engine.optimizer, T_max=options.epochs * len(loader) // world_size
     )
+    engine.track(schedule=schedule)
 
-    began = time.perf_counter()
+    first, began = engine.num_steps, time.perf_counter()
     for images, labels in engine.batches(loader, epochs=options.epochs):
         engine.step(F.cross_entropy(engine(images), labels))
         schedule.step()
@@ -89,7 +98,7 @@ def main() -> None:
     report = engine.report()
     if not is_first:
         return
-    samples = options.epochs * len(loader) * rank_batch
+    samples = (engine.num_steps - first) * options.batch
     print(f"test accuracy {result:.2%} after {options.epochs} epochs in {seconds:.1f} s")
     print(f"{samples / seconds:,.0f} samples/s")
     if sharing:
