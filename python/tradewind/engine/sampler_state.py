@@ -3,6 +3,7 @@ again: its `state_dict` where it has one, else the generators among its attribut
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +20,7 @@ def sampler_state(loader: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, holder in _holders(loader):
         if _knows_itself(holder):
-            found[name] = {"state": holder.state_dict()}
+            found[name] = {"state": copy.deepcopy(holder.state_dict())}
         elif states := _generators(holder):
             found[name] = {"generators": states}
     return found

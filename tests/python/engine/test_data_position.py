@@ -20,6 +20,7 @@ from engine.data_cases import (
     NoisyStream,
     engine_of,
     loader,
+    noisy,
     noisy_collate,
     run,
     through_checkpoint,
@@ -459,6 +460,51 @@ def test_the_order_of_all_ranks_together_outlives_their_number(ranks: Ranks, kin
         part, state = on(ranks, size, kind, state, stop)
         seen += part
     assert seen == whole
+
+
+class PartOfRank(NoisyStream):
+    """Shards itself: each rank has samples of its own, and not as many as the other."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return (noisy(100 * self.rank + index) for index in range(10 + 4 * self.rank))
+
+
+def go_with_its_own_loader(
+    rank: int, states: list[Any] | None, stop: int
+) -> tuple[list[Any], Any, int]:
+    position, seen, found = DataPosition(say=lambda text: None), [], None
+    if states is not None:
+        position.load_state_dict(states[rank])
+    engine = engine_of(share=tw.Share())
+    made: Any = StatefulDataLoader(PartOfRank(rank), batch_size=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for batch in run_batches(engine, engine._meter, made, 2, "off", position):
+            seen.append(batch.tolist())
+            engine.step(engine(batch).sum())
+            if engine.num_steps == stop:
+                found = through_checkpoint(position.state_dict())
+                break
+    steps = engine.num_steps
+    engine.close()
+    return seen, found, steps
+
+
+def test_loaders_that_know_their_place_go_on_rank_by_rank(ranks: Ranks) -> None:
+    whole = ranks.run(go_with_its_own_loader, None, 10_000, timeout_s=120)
+    assert [len(seen) for seen, _, _ in whole] == [2 * 5, 2 * 7]
+    for stop in (3, 6):
+        first = ranks.run(go_with_its_own_loader, None, stop, timeout_s=120)
+        states = [state for _, state, _ in first]
+        rest = ranks.run(go_with_its_own_loader, states, 10_000, timeout_s=120)
+        for rank in range(2):
+            assert first[rank][0] + rest[rank][0] == whole[rank][0]
+    for outcome in ranks.outcomes(go_with_its_own_loader, [states[0]] * 3, 5, num_ranks=3):
+        assert outcome.type == "ValueError"
+        assert "saved by 2 rank(s) and cannot be divided among 3" in outcome.message
 
 
 def test_ranks_that_had_finished_do_nothing(ranks: Ranks) -> None:
