@@ -51,15 +51,16 @@ class Attempts:
         """What the newest list among `files` says. FileNotFoundError: it was taken away since."""
         return acceptance(files, self._read)
 
-    def claim(self) -> int:
-        """Take the next attempt, durably: from now on no earlier one can commit."""
+    def claim(self, at_least: int = 1) -> int:
+        """Take the next attempt, durably: from now on no earlier one can commit. `at_least`: the
+        lowest number to take."""
         if self._env.status(self._folder) is None:
             with contextlib.suppress(FileExistsError):
                 self._env.make_directory(self._folder)
             self._env.sync_directory(self._path)
         facts = json.dumps(owner.facts()).encode() + b"\n"
         for _ in range(_MAX_TRIES):
-            attempt = newest_claim(self.files()) + 1
+            attempt = max(newest_claim(self.files()) + 1, at_least)
             try:
                 self._env.write_file(self._of(claim_file(attempt)), facts, exclusive=True)
                 self._env.sync_directory(self._folder)

@@ -30,6 +30,8 @@ from tradewind.checkpoint.restoring import CommitReader, fills_of, give_fresh
 from tradewind.checkpoint.save import Save
 from tradewind.checkpoint.saving import Prepared, Ranges, Saver, arenas_of
 from tradewind.checkpoint.search import Found, Search, names_of, open_commit
+from tradewind.checkpoint.stores.store import is_url
+from tradewind.checkpoint.stores.tier import RemoteTier, default_directory
 from tradewind.checkpoint.targets import Filling, json_values, match, replace, stored_in
 
 BLOCK_BYTES = 4 << 20
@@ -62,8 +64,12 @@ class Checkpointer:
     shared directory and calls the same methods in the same order. A state is then alike on all
     ranks, but for what stands in `PerRank(...)` and `PartialTensor(...)`; each rank writes a part.
 
+    Of a URL (`s3://BUCKET/PREFIX`, or any that fsspec knows; docs/checkpoint-stores.md) saves are
+    committed in the directory `local` first, and uploaded behind training by a process of their
+    own: `wait()` then means the store. The newest of both is restored.
+
     Args:
-        path: the directory; made where missing. One live owner at a time saves there.
+        path: the directory, or a URL; made where missing. One live owner at a time saves there.
         keep: how many of the newest checkpoints stay, at least 1.
         keep_every: checkpoints of steps that are multiples of this stay too.
         process_group: the ranks that save together; None: the default group, where there is one.
@@ -72,6 +78,9 @@ class Checkpointer:
         num_threads: of writing and of reading.
         host_memory: bytes of memory for copies, None: as much as a state takes. A state that needs
             more is written in rounds, and `save` returns when the last one is copied.
+        local: of a URL, the directory of this machine, on a fast disk, which all ranks share; None:
+            one below ~/.cache/tradewind that is the same for every run of this URL.
+        store_options: of a URL, for `boto3.client("s3", ...)` or `fsspec.filesystem(scheme, ...)`.
         peers: with several ranks, a process beside each rank keeps the newest shard of the rank
             before it in memory, so that ranks that are restarted read no disk.
         on_event: called with (kind, text) for what is told by a warning otherwise: a save that
@@ -97,6 +106,8 @@ class Checkpointer:
         num_threads: int = NUM_THREADS,
         host_memory: int | None = None,
         peers: bool = False,
+        local: str | os.PathLike[str] | None = None,
+        store_options: dict[str, Any] | None = None,
         on_event: OnEvent | None = None,
         env: native.Env | None = None,
     ) -> None:
@@ -117,9 +128,20 @@ class Checkpointer:
             raise ValueError(f"deadline: expected a positive duration, got {deadline}")
         self.keep, self.keep_every = keep, keep_every
         self._env = env if env is not None else native.posix_env()
-        self._directory = LocalDirectory(path, self._env)
+        self._on_event = on_event
+        self._has_tier = is_url(path)
+        if not self._has_tier and (local is not None or store_options is not None):
+            raise ValueError(
+                "local, store_options: expected a URL as path, such as s3://bucket/prefix, got "
+                f"{os.fspath(path)!r}"
+            )
+        here = (local or default_directory(os.fspath(path))) if self._has_tier else path
+        self._directory = LocalDirectory(here, self._env)
         self._directory.check()
         self._ranks = Ranks(process_group, deadline=deadline)
+        self._tier: RemoteTier | None = None
+        if self._has_tier:
+            self._ranks.together("store", lambda: self._open_tier(os.fspath(path), store_options))
         self._deadline_s = deadline.total_seconds()
         self._saver = Saver(
             self._directory,
@@ -130,12 +152,18 @@ class Checkpointer:
             deadline=deadline,
             host_memory=host_memory,
         )
-        self._on_event = on_event
         has_peers = peers and self._ranks.size > 1
         self._peers = PeerMemory(self._directory.where, self._ranks) if has_peers else None
         opener = open_commit(self._directory, self._env, num_threads, self._peers)
         self._open_commit = opener
-        self._search = Search(self._directory, self._ranks, opener, self._pass_over)
+        self._search = Search(
+            self._directory,
+            self._ranks,
+            opener,
+            self._pass_over,
+            self._tier,
+            has_behind=self._has_tier,
+        )
         self._owner_pid = os.getpid()
         self._lock = threading.Lock()  # save(), wait() and close() from several threads
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -150,10 +178,23 @@ class Checkpointer:
         self.not_restored: list[str] = []
         _open_ones.add(self)
 
+    def _open_tier(self, url: str, options: dict[str, Any] | None) -> None:
+        """Of rank 0. Raises before anything is touched where the store cannot be used."""
+        if self._ranks.is_first:
+            self._tier = RemoteTier(
+                url,
+                self._directory,
+                keep=self.keep,
+                keep_every=self.keep_every,
+                options=options,
+                on_event=self._tell,
+            )
+            self._tier.check()
+
     @property
     def path(self) -> str:
-        """The directory."""
-        return self._directory.where
+        """The directory, or the URL."""
+        return self._directory.where if self._tier is None else self._tier.where
 
     # --- saving ---------------------------------------------------------------------------------
 
@@ -166,8 +207,14 @@ class Checkpointer:
         self._check_open()
         if not self._is_owner:
             first = self._ranks.is_first
-            self._ranks.together("own", lambda: self._directory.claim() if first else None)
+            self._ranks.together("own", lambda: self._claim() if first else None)
             self._is_owner = True
+
+    def _claim(self) -> None:
+        if self._tier is not None:
+            self._tier.own()
+        else:
+            self._directory.claim()
 
     def save(
         self,
@@ -230,11 +277,19 @@ class Checkpointer:
 
     @property
     def last_durable(self) -> tuple[int, float] | None:
-        """(step, seconds since it became durable) of this process's newest commit, if any."""
-        if self._durable is None:
+        """(step, seconds since it became durable) of this process's newest commit, if any; of a
+        URL the newest that is in the store (on rank 0)."""
+        durable = self._durable if self._tier is None else self._tier.durable
+        if durable is None:
             return None
-        step, at_s = self._durable
+        step, at_s = durable
         return step, time.monotonic() - at_s
+
+    @property
+    def upload_s(self) -> float:
+        """Seconds from a commit on disk to its arrival in the store, of the newest that arrived; 0
+        without a store."""
+        return 0.0 if self._tier is None else self._tier.upload_s
 
     def _await_last(self) -> None:
         """Let the last save end, one way or the other."""
@@ -262,6 +317,8 @@ class Checkpointer:
         self._parent, self._verified = name.folder, name
         self._durable = (save.step, time.monotonic())
         save.commits(name)
+        if self._tier is not None and prepared.published is not None:
+            save.uploads(self._tier.upload(name, *prepared.published))
         self._give_to_peers(name)
         self._retain()
         save.end()
@@ -287,8 +344,9 @@ class Checkpointer:
     # --- reading --------------------------------------------------------------------------------
 
     def steps(self) -> list[int]:
-        """The committed steps, ascending."""
-        return names_of(self._directory.committed())
+        """The committed steps, ascending; of a URL those in the store, too (on rank 0)."""
+        place = self._directory if self._tier is None else self._tier
+        return names_of(place.committed())
 
     def restore(self, state: Any, step: int | None = None, *, partial: bool = False) -> int | None:
         """Fill `state` in place from the newest checkpoint that is whole, or from `step`.
@@ -366,6 +424,8 @@ class Checkpointer:
         there is none. Raises DamagedCheckpointError that names file and block."""
         self._check_open()
         self._await_last()
+        if self._tier is not None:
+            self._tier.bring(step)
         names = self._directory.committed()
         if step is not None:
             names = [name for name in names if name.step == step]
@@ -394,10 +454,12 @@ class Checkpointer:
 
     def close(self, timeout_s: float | None = None) -> None:
         """Wait for the last save, and give the directory back. Does not raise for a save that
-        failed; `wait()` does. A save that is not done after `timeout_s` seconds is dropped."""
+        failed; `wait()` does. A save that is not done after `timeout_s` seconds is dropped. Of a
+        URL uploads are waited for as long, None: an hour."""
         if self._is_closed or os.getpid() != self._owner_pid:
             return
         self._is_closed = True
+        end_s = None if timeout_s is None else time.monotonic() + timeout_s
         try:
             with self._lock:
                 if timeout_s is not None and self._last is not None:
@@ -408,6 +470,8 @@ class Checkpointer:
                     self._thread.join(self._deadline_s)
         finally:
             _open_ones.discard(self)
+            if self._tier is not None:
+                self._tier.close(None if end_s is None else max(0.0, end_s - time.monotonic()))
             if self._peers is not None:
                 self._peers.close()
             self._saver.close()

@@ -17,12 +17,12 @@ import contextlib
 import errno
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from tradewind._core import native
 from tradewind.checkpoint import marker
 from tradewind.checkpoint.attempts import Attempts
-from tradewind.checkpoint.claims import Acceptance
+from tradewind.checkpoint.claims import Acceptance, newest_claim
 from tradewind.checkpoint.directory import CheckpointDirectory, to_keep
 from tradewind.checkpoint.errors import (
     CheckpointError,
@@ -66,7 +66,10 @@ class LocalDirectory(CheckpointDirectory):
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._attempt: int | None = None
+        self._least_attempt = 1
         self._acceptance = Acceptance()
+        # What decides besides this directory's own lists: those of the store behind it.
+        self.outer = Acceptance()
         self._published: set[CommitName] = set()  # of this owner, and those it accepted
         self._open: set[CommitName] = set()  # begun, neither published nor abandoned
 
@@ -85,7 +88,8 @@ class LocalDirectory(CheckpointDirectory):
         for _ in range(_MAX_LOOKS):
             files = self._attempts.files()
             with contextlib.suppress(FileNotFoundError):  # a list was pruned
-                names = self._look(self._attempts.decide(files))
+                decides = self._attempts.decide(files)
+                names = self._look(lambda n: decides.counts(n) and self.outer.counts(n))  # noqa: B023
                 if names is not None and self._attempts.files() == files:
                     return names
         raise CheckpointError(
@@ -93,16 +97,16 @@ class LocalDirectory(CheckpointDirectory):
             f"listed, {_MAX_LOOKS} times in a row; do too many jobs use one directory?"
         )
 
-    def _look(self, decides: Acceptance) -> list[CommitName] | None:
+    def _look(self, counts: Callable[[CommitName], bool]) -> list[CommitName] | None:
         """The commits that count, the newest first; None: a newer one may have been missed.
 
         From the oldest on: what has been retired when it is looked at was retired for a newer one,
         which is found later, or else its folder was made since."""
-        listed = sorted(name for name in self._folders.names() if decides.counts(name))
+        listed = sorted(name for name in self._folders.names() if counts(name))
         names = [name for name in listed if self._folders.is_published(name)]
         if len(names) < len(listed):
             known = set(listed)
-            if any(decides.counts(name) and name not in known for name in self._folders.names()):
+            if any(counts(name) and name not in known for name in self._folders.names()):
                 return None
         return names[::-1]
 
@@ -152,16 +156,31 @@ class LocalDirectory(CheckpointDirectory):
 
     # --- owning ---------------------------------------------------------------------------------
 
-    def claim(self) -> int:
+    def newest_attempt(self) -> int:
+        """The highest number that was claimed here, 0 where there is none."""
+        return newest_claim(self._attempts.files())
+
+    def lock(self) -> None:
+        """Keep other processes of this machine from owning the directory, before `claim`.
+
+        Raises DirectoryInUseError."""
         with self._lock:
             if os.getpid() != self._pid:
                 raise CheckpointError(
                     f"checkpoint directory {self.where!r} was opened by process {self._pid}: a "
                     "forked child opens its own, elsewhere"
                 )
+            marker.prepare(self.env, self.where)
+            self._owner.acquire()
+
+    def claim(self, at_least: int | None = None) -> int:
+        """`at_least`: the lowest number to take, from now on, also where the directory is emptied
+        under this owner: the attempt that it has in the store behind this directory."""
+        with self._lock:
+            if at_least is not None:
+                self._least_attempt = at_least
             if self._attempt is None:
-                marker.prepare(self.env, self.where)
-                self._owner.acquire()
+                self.lock()
                 try:
                     self._attempt = self._claim_next()
                 except BaseException:
@@ -170,7 +189,7 @@ class LocalDirectory(CheckpointDirectory):
             return self._attempt
 
     def _claim_next(self) -> int:
-        attempt = self._attempts.claim()
+        attempt = self._attempts.claim(self._least_attempt)
         try:
             seen = self.committed()
             self._make_durable(seen)
@@ -184,6 +203,55 @@ class LocalDirectory(CheckpointDirectory):
         with contextlib.suppress(OSError):
             self._clear_dead(attempt)
         return attempt
+
+    def adopt(self, name: CommitName, manifest: bytes, bring: Callable[[str], object]) -> None:
+        """Commit a copy of what another place has committed as `name`, whether or not this process
+        owns the directory; a copy that is there already, damaged perhaps, is taken away first.
+
+        Args:
+            bring: called with the folder's path, writes and syncs all files but the manifest.
+
+        Raises DirectoryInUseError where another process owns the directory, what `bring` raises,
+        and OSError; nothing is left then.
+        """
+        with self._lock:
+            self.lock()
+            folder, final = self.path_of(name), self.path_of(name, MANIFEST)
+            self._open.add(name)
+            self._published.discard(name)
+            try:
+                self._folders.remove(name)
+                self.env.make_directory(folder)
+                bring(folder)
+                self._let_count(name)
+                self.env.sync_directory(folder)
+                self.env.write_file(final + _TEMPORARY, manifest, exclusive=True)
+                self.env.rename(final + _TEMPORARY, final)
+                self.env.sync_directory(folder)
+                self.env.sync_directory(self.where)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    self._folders.remove(name)
+                raise
+            finally:
+                self._open.discard(name)
+                if self._attempt is None:
+                    self._owner.release()
+            self._published.add(name)
+
+    def _let_count(self, name: CommitName) -> None:
+        """Add a commit of an earlier attempt to the list that decides here."""
+        decides = self._acceptance
+        if self._attempt is None:
+            decides = self._attempts.decide(self._attempts.files())
+        if decides.counts(name):
+            return
+        assert decides.attempt is not None
+        known = [CommitName.parse(folder) for folder in sorted(decides.folders)]
+        names = [*(each for each in known if each is not None), name]
+        decides = self._attempts.accept(decides.attempt, names)
+        if self._attempt is not None:
+            self._acceptance = decides
 
     def _make_durable(self, names: list[CommitName]) -> None:
         """What an owner that was killed, or still lives, renamed but had not synced."""

@@ -6,6 +6,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,6 +15,9 @@ from tradewind.checkpoint.errors import CheckpointError
 from tradewind.checkpoint.names import CommitName
 from tradewind.checkpoint.staging import DeviceCopies
 
+if TYPE_CHECKING:
+    from tradewind.checkpoint.stores.uploader import Upload
+
 
 class Save:
     """One save. Any thread may read it and wait for it.
@@ -21,7 +25,8 @@ class Save:
     `step`; `in_place_bytes` written from where they lie and `copied_bytes` copied before `save()`
     returned (of this rank); `stall_s`: how long `save()` held its caller; `durable_s`: from the
     call to the commit, NaN before; `waited_s`: for which updates have waited for it; `name`: its
-    folder, once it is committed; `is_done`; `error`: why it failed, None otherwise.
+    folder, once it is committed; `is_done`; `error`: why it failed, None otherwise. Of a
+    Checkpointer of a URL all but `wait` and `is_durable` tell of the local directory.
     """
 
     def __init__(self, step: int, *, is_paranoid: bool = False) -> None:
@@ -42,6 +47,7 @@ class Save:
         self.copies = DeviceCopies()
         self._closing: native.GateClosing | None = None
         self._staged = threading.Event()
+        self._upload: Upload | None = None
 
     @property
     def waited_s(self) -> float:
@@ -55,20 +61,28 @@ class Save:
 
     @property
     def is_durable(self) -> bool:
-        """Whether it is committed."""
-        return self.is_done and self.error is None
+        """Whether it is committed; of a Checkpointer of a URL: in the store (on rank 0)."""
+        is_here = self.is_done and self.error is None
+        return is_here and (self._upload is None or self._upload.has_arrived)
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Return once the checkpoint is committed.
+        """Return once the checkpoint is committed; of a Checkpointer of a URL: once it, or a newer
+        one that took its place, is in the store (on rank 0).
 
         Raises the error it failed with, or TimeoutError after `timeout_s` seconds.
         """
+        began_s = time.perf_counter()
         if not self._done.wait(timeout_s):
             raise TimeoutError(
                 f"checkpoint of step {self.step}: not durable after {timeout_s:g} s; it goes on"
             )
         if self.error is not None:
             raise self.error
+        if self._upload is not None:
+            left_s = timeout_s
+            if timeout_s is not None:
+                left_s = max(0.0, timeout_s - (time.perf_counter() - began_s))
+            self._upload.wait(left_s)
 
     def drop_unless_done(self, timeout_s: float, give_up: Callable[[str], None]) -> None:
         """Let it fail if it is not done within that time. `give_up` ends what else it waits for."""
@@ -156,6 +170,10 @@ class Save:
         """It is durable. `end()` says so to those who wait."""
         self.name = name
         self.durable_s = time.perf_counter() - self._begun_s
+
+    def uploads(self, upload: Upload) -> None:
+        """It is committed here, and on its way to the store."""
+        self._upload = upload
 
     def failed(self, error: Exception) -> None:
         self.error = error

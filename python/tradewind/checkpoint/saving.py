@@ -16,6 +16,7 @@ from tradewind.checkpoint.assembling import assemble, compose_shard, file_facts,
 from tradewind.checkpoint.dtypes import NAME_OF
 from tradewind.checkpoint.errors import CheckpointError
 from tradewind.checkpoint.local_directory import LocalDirectory
+from tradewind.checkpoint.manifest import ShardFile
 from tradewind.checkpoint.names import CommitName, shard_name
 from tradewind.checkpoint.parts import PartialTensor
 from tradewind.checkpoint.plan import Part, ShardPlan, in_rounds, plan_shard, share_out
@@ -34,7 +35,8 @@ class Prepared:
     """A state that nothing changes any more until it is written. Holds its tensors.
 
     `plans`: one for each file of this rank. The copies of the first are made; where there are
-    more, host memory is short, and `save()` waits until those of the last are.
+    more, host memory is short, and `save()` waits until those of the last are. `published`: the
+    files and the manifest of the commit, on rank 0 once it is made.
     """
 
     save: Save
@@ -46,6 +48,7 @@ class Prepared:
     closing: native.GateClosing | None
     facts: dict[str, Any]
     parent: str | None
+    published: tuple[Sequence[ShardFile], bytes] | None = None
 
 
 class Saver:
@@ -237,7 +240,9 @@ class Saver:
             manifest = assemble(
                 name, prepared.flat, written, parent=prepared.parent, facts=prepared.facts
             )
-            self._directory.publish(name, manifests.encode(manifest))
+            encoded = manifests.encode(manifest)
+            self._directory.publish(name, encoded)
+            prepared.published = manifest.files, encoded
 
     def close(self) -> None:
         """Let go of threads and memory. No save may be under way."""

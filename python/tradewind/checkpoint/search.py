@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from tradewind.checkpoint import manifest as manifests
 from tradewind.checkpoint.errors import (
@@ -23,6 +23,17 @@ from tradewind.checkpoint.restoring import CommitReader
 
 Passed = Callable[[CommitName, str], None]
 
+
+class Behind(Protocol):
+    """A place behind the directory that has commits, too: asked by rank 0."""
+
+    def bring(self, step: int | None = None) -> None:
+        """Have its newest commit (of `step`) in the directory."""
+
+    def repair(self, name: CommitName) -> bool:
+        """Have a whole copy of a damaged commit in the directory. Whether there is one."""
+
+
 _MAX_TRIES = 10_000
 
 
@@ -37,15 +48,23 @@ class Found:
 
 class Search:
     """Looks through the commits of `directory` with all ranks. `passed(name, why)` is told of each
-    that is not taken."""
+    that is not taken. `behind`, on rank 0, and whether there is one, on all ranks."""
 
     def __init__(
-        self, directory: LocalDirectory, ranks: Ranks, open_commit: Any, passed: Passed
+        self,
+        directory: LocalDirectory,
+        ranks: Ranks,
+        open_commit: Any,
+        passed: Passed,
+        behind: Behind | None = None,
+        *,
+        has_behind: bool = False,
     ) -> None:
         self._directory = directory
         self._ranks = ranks
         self._open = open_commit
         self._passed = passed
+        self._behind, self._has_behind = behind, has_behind
         self._num_done = 0
 
     def run(self, take: Callable[[CommitReader], Any], step: int | None = None) -> Found | None:
@@ -67,6 +86,8 @@ class Search:
             if name is None:
                 break
             found = self._try(f"{topic}/{number}", name, take)
+            if not isinstance(found, Found) and self._is_repaired(f"{topic}/{number}", name, found):
+                found = self._try(f"{topic}/{number}/again", name, take)
             if isinstance(found, Found):
                 return found
             tried.add(name)
@@ -84,6 +105,8 @@ class Search:
             if not self._ranks.is_first:
                 return None
             self._directory.check()
+            if self._behind is not None and is_first_look:
+                self._behind.bring(step)
             return [[n.attempt, n.step, n.id] for n in self._directory.committed()]
 
         told = self._ranks.together(f"{topic}/candidates", look)[0]
@@ -98,6 +121,16 @@ class Search:
                 + (f"there are {', '.join(map(str, there))}" if there else "there is none")
             )
         return of_step
+
+    def _is_repaired(self, topic: str, name: CommitName, why: str) -> bool:
+        if not self._has_behind:
+            return False
+        told = self._ranks.together(
+            f"{topic}/repair", lambda: self._behind is not None and self._behind.repair(name)
+        )[0]
+        if told:
+            self._passed(name, f"{why}; a whole copy was brought from the store")
+        return bool(told)
 
     def _try(
         self, topic: str, name: CommitName, take: Callable[[CommitReader], Any]

@@ -55,6 +55,14 @@ class Upload:
     def is_done(self) -> bool:
         return self._done.is_set()
 
+    @property
+    def has_arrived(self) -> bool:
+        """Whether the commit, or the newer one that took its place, is in the store."""
+        upload = self
+        while upload.is_done and upload.successor is not None:
+            upload = upload.successor
+        return upload.is_done and upload.error is None
+
     def wait(self, timeout_s: float | None = None) -> None:
         """Return once the commit, or the newer one that took its place, is in the store.
 
@@ -72,6 +80,13 @@ class Upload:
             upload = upload.successor
         if upload.error is not None:
             raise upload.error
+
+    @classmethod
+    def failed(cls, name: CommitName, error: Exception) -> Upload:
+        """One that could not begin."""
+        upload = cls(name)
+        upload._end(error)
+        return upload
 
     def _release(self) -> None:
         for descriptor in self._descriptors:
@@ -95,6 +110,7 @@ class Uploader:
         deadline: of one upload with all its retries.
         on_event: called from the uploader's thread with (kind, text): "upload-delayed",
             "upload-restarted", "upload-failed", "remote-retention-failed".
+        on_done: called from any thread with each upload that has ended, one way or the other.
 
     Thread-safe. Ends with `close()`, or with the trainer.
     """
@@ -112,12 +128,13 @@ class Uploader:
         options: dict[str, Any] | None = None,
         first_pause: timedelta = _FIRST_PAUSE,
         on_event: Callable[[str, str], None] = lambda kind, text: None,
+        on_done: Callable[[Upload], None] = lambda upload: None,
     ) -> None:
         self.url = url
         self._keep, self._keep_every = keep, keep_every
         self._deadline = deadline
         self._first_pause_s = first_pause.total_seconds()
-        self._on_event = on_event
+        self._on_event, self._on_done = on_event, on_done
         self._attempt = 0
         self._acceptance = Acceptance()
         self._process = UploadProcess(
@@ -174,7 +191,7 @@ class Uploader:
             left: deque[Upload] = deque()
             for older in self._waiting:
                 if older.gives_way:
-                    _replace(older, upload)
+                    self._replace(older, upload)
                 else:
                     left.append(older)
             self._waiting = left
@@ -212,7 +229,7 @@ class Uploader:
                 self._changed.wait_for(lambda: self._waiting or self._is_closing)
                 if self._is_closing:
                     for upload in self._waiting:
-                        upload._end(self._closed_error(upload))
+                        self._end(upload, self._closed_error(upload))
                     self._waiting.clear()
                     return
                 upload = self._running = self._waiting.popleft()
@@ -220,7 +237,7 @@ class Uploader:
                 self._bring(upload)
             except Exception as error:
                 self._tell("upload-failed", upload, str(error))
-                upload._end(error)
+                self._end(upload, error)
 
     def _bring(self, upload: Upload) -> None:
         """Until it is there, it gave way, or its time is up. Raises why it failed."""
@@ -235,7 +252,7 @@ class Uploader:
                     upload.bytes, upload.duration_s = answer["bytes"], answer["duration_s"]
                     if "retention_error" in answer:
                         self._tell("remote-retention-failed", upload, answer["retention_error"])
-                    upload._end()
+                    self._end(upload)
                     return
                 error = _error_of(answer)
                 if not getattr(error, "transient", False) or deadline.has_passed:
@@ -265,7 +282,7 @@ class Uploader:
             if self._is_closing:
                 raise self._closed_error(upload)
             if upload.gives_way and self._waiting:
-                _replace(upload, self._waiting[-1])
+                self._replace(upload, self._waiting[-1])
                 return True
         return False
 
@@ -314,14 +331,19 @@ class Uploader:
             "closed; the local directory has it, and the next run on this machine uploads it"
         )
 
+    def _replace(self, older: Upload, newer: Upload) -> None:
+        older.successor = newer
+        self._end(older)
+
+    def _end(self, upload: Upload, error: Exception | None = None) -> None:
+        upload.error = error
+        with suppress(Exception):
+            self._on_done(upload)
+        upload._end(error)
+
     def _tell(self, kind: str, upload: Upload, text: str) -> None:
         with suppress(Exception):
             self._on_event(kind, f"upload of step {upload.name.step}: {text}")
-
-
-def _replace(older: Upload, newer: Upload) -> None:
-    older.successor = newer
-    older._end()
 
 
 def _error_of(answer: dict[str, Any]) -> Exception:
