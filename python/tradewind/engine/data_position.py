@@ -56,8 +56,9 @@ class DataPosition:
         }
 
     def _sweep(self) -> None:
-        """Of calls that ended, keep what a checkpoint holds: nothing of those within others, and
-        how the loader was left only of the last one that read it."""
+        """Of calls that ended, keep what a checkpoint holds: nothing of those within others, which
+        yield only their rest and do not make them again; and how a loader was left, only of the
+        last call that read it."""
         for call in self._calls:
             if call.ended is None or call.is_nested:
                 continue
@@ -86,8 +87,7 @@ class DataPosition:
         if isinstance(own, PerRank):
             own = own.value
         self._own = dict(own or {})
-        # What ran inside another call and ended is not met again: that call yields its rest only.
-        self._expected = [r for r in records if not (r.is_nested and r.ended is not None)]
+        self._expected = records
 
     def begin_epoch_anew(self) -> None:
         """Of every call under way in the restored run: its epoch begins at its first batch again,

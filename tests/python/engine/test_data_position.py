@@ -30,6 +30,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import tradewind as tw
 from share.ranks import Ranks
+from tradewind.engine.batch_sources import Cut
 from tradewind.engine.data_position import DataPosition
 from tradewind.engine.loop import run_batches
 
@@ -396,6 +397,26 @@ def test_a_position_is_loaded_before_anything_is_read() -> None:
 
 
 # --- ranks ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("begin", (0, 3, 9))
+@pytest.mark.parametrize("size", (1, 2, 3, 4, 7))
+def test_rounds_go_on_across_epochs(size: int, begin: int) -> None:
+    """Against counting: batches of all epochs in one row, dealt out in rounds from `begin` on."""
+    lengths = [5, 1, 4, 0, 6]  # an epoch may be shorter than a round
+    row = [(epoch, index) for epoch, length in enumerate(lengths) for index in range(length)]
+    for rank in range(size):
+        cut, taken = Cut(rank, size, begin), []
+        for epoch, length in enumerate(lengths):
+            found = [index for index in range(length) if cut.takes(index)]
+            assert len(found) == cut.num_left(length)
+            for index in found:
+                # A round ends where the next rank's begins, in numbers of this epoch.
+                done = row.index((epoch, index)) - rank + size
+                assert cut.taken(index) == done - sum(lengths[:epoch])
+            taken += [(epoch, index) for index in found]
+            cut.end_epoch(length)
+        assert taken == row[begin + rank :: size]
 
 
 @pytest.fixture(scope="module")
