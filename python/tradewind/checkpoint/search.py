@@ -30,8 +30,8 @@ class Behind(Protocol):
     def bring(self, step: int | None = None) -> None:
         """Have its newest commit (of `step`) in the directory."""
 
-    def repair(self, name: CommitName) -> bool:
-        """Have a whole copy of a damaged commit in the directory. Whether there is one."""
+    def repair(self, name: CommitName, why: str) -> bool:
+        """Have a whole copy in the directory of a commit that was refused. Whether there is one."""
 
 
 _MAX_TRIES = 10_000
@@ -126,11 +126,9 @@ class Search:
         if not self._has_behind:
             return False
         told = self._ranks.together(
-            f"{topic}/repair", lambda: self._behind is not None and self._behind.repair(name)
-        )[0]
-        if told:
-            self._passed(name, f"{why}; a whole copy was brought from the store")
-        return bool(told)
+            f"{topic}/repair", lambda: self._behind is not None and self._behind.repair(name, why)
+        )
+        return bool(told[0])
 
     def _try(
         self, topic: str, name: CommitName, take: Callable[[CommitReader], Any]

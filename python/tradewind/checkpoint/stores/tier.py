@@ -66,6 +66,10 @@ class RemoteTier:
         num_threads: int = NUM_THREADS,
         first_pause: timedelta = timedelta(seconds=5),
     ) -> None:
+        if url.startswith("memory://"):
+            raise ValueError(
+                f"checkpoint: {url!r}: memory is gone when this process is; give a store that stays"
+            )
         self._local = local
         self._keep_every = keep_every
         self._deadline = deadline
@@ -203,9 +207,9 @@ class RemoteTier:
                 continue
             return
 
-    def repair(self, name: CommitName) -> bool:
-        """Bring a commit to the directory, in place of a damaged copy. Whether it is whole there
-        now; what prevented it is an event, unless the store never had it."""
+    def repair(self, name: CommitName, why: str) -> bool:
+        """Bring a commit to the directory, in place of a copy that was refused for `why`. Whether
+        it is whole there now; either is an event, unless the store does not have it."""
         try:
             if name not in self.remote.committed():
                 return False
@@ -213,6 +217,7 @@ class RemoteTier:
         except (CheckpointError, OSError) as error:
             self._on_event("passed-over", f"{name.folder}: nor is it whole in the store: {error}")
             return False
+        self._on_event("repaired", f"{name.folder} was brought from the store anew: {why}")
         return True
 
     def _fetch(self, name: CommitName) -> None:
