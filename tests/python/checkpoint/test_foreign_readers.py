@@ -17,11 +17,11 @@ import safetensors.torch
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from checkpoint import reader_from_the_page
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from checkpoint import reader_from_the_page
 from share.ranks import Ranks
 from tradewind.checkpoint import PartialTensor, PerRank
 from tradewind.checkpoint.checkpointer import Checkpointer
