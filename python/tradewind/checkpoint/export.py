@@ -177,12 +177,10 @@ def _appears_whole(target: Path, replaces: bool) -> Iterator[BinaryIO]:
 def _move_if_free(temporary: Path, target: Path) -> None:
     try:
         os.link(temporary, target)
-    except FileExistsError:
-        raise _there_already(target) from None
-    except OSError:  # a file system without hard links
+    except OSError:
         if os.path.lexists(target):
             raise _there_already(target) from None
-        os.replace(temporary, target)
+        os.replace(temporary, target)  # a file system without hard links
 
 
 def _there_already(target: Path) -> FileExistsError:

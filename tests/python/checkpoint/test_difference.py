@@ -120,6 +120,13 @@ def test_figures_that_can_be_told_by_hand(
     assert (change.num_differing, change.max_abs, change.max_relative) == expected
 
 
+def test_nans_of_other_bits_differ_by_nothing(tmp_path: Path) -> None:
+    bits = [torch.tensor([each, 0], dtype=torch.int32) for each in (0x7FC00000, 0x7FC00001)]
+    found = compared(tmp_path, *({"a": each.view(torch.float32)} for each in bits))
+    (change,) = found.tensors
+    assert (change.num_differing, change.max_abs, change.max_relative) == (1, 0.0, 0.0)
+
+
 def test_integers_beyond_float64_are_told_apart(tmp_path: Path) -> None:
     old = {
         "s": torch.tensor([2**62 + 1, -1]),

@@ -218,6 +218,8 @@ def test_damage_leaves_no_file(tmp_path: Path, format: Any) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "x").write_bytes(b"before")
+    with pytest.raises(FileExistsError):  # before anything is read
+        exported(tmp_path / "c", out / "x", format=format)
     with pytest.raises(DamagedCheckpointError, match=shard.name):
         exported(tmp_path / "c", out / "x", format=format, replaces=True)
     assert [each.name for each in out.iterdir()] == ["x"]
