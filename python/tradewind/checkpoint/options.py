@@ -22,8 +22,9 @@ class Checkpoint:
         engine = tw.Engine(model, tw.AdamW(lr=1e-3), checkpoint=tw.Checkpoint(), run="runs/a")
 
     Args:
-        path: directory of the checkpoints, which all ranks share; None: the place's
-            (`TRADEWIND_CHECKPOINT_DIR`), else RUN/checkpoints.
+        path: directory of the checkpoints, which all ranks share, or a URL (`s3://BUCKET/PREFIX`,
+            or any that fsspec knows); None: the place's (`TRADEWIND_CHECKPOINT_DIR`), else
+            RUN/checkpoints.
         every: "auto" saves as often as pays (Daly's interval from what saves cost and how often the
             run fails); a number of updates; or a time, as a timedelta or as text ("10min").
         keep: how many of the newest checkpoints stay.
@@ -31,10 +32,14 @@ class Checkpoint:
         spot: whether the machines may be taken back at any time, which "auto" counts on before it
             has seen failures; None: not.
         mean_time_between_failures: of the whole run, in place of what `spot` assumes.
+        local: of a URL, the directory on a fast disk of this machine that is written first; the
+            upload follows behind training. None: one below ~/.cache/tradewind.
+        store_options: of a URL, for `boto3.client("s3", ...)` or `fsspec.filesystem(...)`.
         notices: "auto" listens for SIGTERM and SIGUSR1 and asks the cloud's metadata service, where
             there is one, whether this machine is about to go; "signals" listens alone; "off". A
             notice leads to a last save at a step boundary, the same on all ranks, and ends the
             process with exit code 75.
+        grace: between a signal and the kill that follows it, as the scheduler has it.
         paranoid: compare what is written in place with sums taken when the save began, which finds
             edits through `.data`, too; reads all state twice more.
         host_memory: bytes of memory for copies of what cannot be written from where it lies (state
@@ -54,7 +59,10 @@ class Checkpoint:
     keep_every: int | None = None
     spot: bool | None = None
     mean_time_between_failures: timedelta | None = None
+    local: str | os.PathLike[str] | None = None
+    store_options: dict[str, Any] | None = None
     notices: Notices = "auto"
+    grace: timedelta = timedelta(seconds=30)
     paranoid: bool = False
     host_memory: int | None = None
     peers: bool = False
@@ -75,6 +83,7 @@ class Checkpoint:
         if self.mean_time_between_failures is not None:
             _check_duration("mean_time_between_failures", self.mean_time_between_failures)
         _check_duration("timeout", self.timeout)
+        _check_duration("grace", self.grace)
         if self.notices not in _NOTICES:
             raise ValueError(
                 f"notices: expected one of {', '.join(_NOTICES)}, got {self.notices!r}"

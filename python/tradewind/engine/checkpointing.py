@@ -94,6 +94,8 @@ class Checkpointing:
             deadline=options.timeout,
             host_memory=options.host_memory,
             peers=options.peers,
+            local=options.local,
+            store_options=options.store_options,
             on_event=self._note,
         )
         self.position = DataPosition()
@@ -105,13 +107,15 @@ class Checkpointing:
             raise
         self._interval.begin(engine.num_steps, time.monotonic())
         self._last_step = engine.num_steps if self.resumed_step is not None else -1
+        self._committed_step = self._last_step  # known by all ranks alike
         engine._adopted.before_writing = self.drain
         if engine._sharing is not None:
             engine._sharing.before_writing = self.drain
         self._notices: Notices | None = None
         if listens:
             services: Any = "auto" if options.notices == "auto" else ()
-            self._notices = Notices(SIGNALS, services=services)
+            grace_s = options.grace.total_seconds()
+            self._notices = Notices(SIGNALS, signal_grace_s=grace_s, services=services)
 
     # --- around an update -------------------------------------------------------------------------
 
@@ -284,6 +288,7 @@ class Checkpointing:
         if save.error is not None:
             self._failed(save.error, save.step)
             return
+        self._committed_step = save.step
         stall_s = self._held_s + save.waited_s
         self._num_saved += 1
         self._stalls_s.append(stall_s)
@@ -365,7 +370,7 @@ class Checkpointing:
             if not saves:
                 text += f"no save can be done in time; {self._newest()}"
             elif self._last_save(on_notice=True):
-                text += f"step {engine.num_steps} is saved in {self._checkpointer.path}"
+                text += f"step {engine.num_steps} is saved in {self._where()}"
             else:
                 text += f"the last save failed ({self._error}); {self._newest()}"
         finally:
@@ -381,7 +386,7 @@ class Checkpointing:
         step = engine.num_steps
         try:
             if self._save is None or self._save.step != step:
-                if self._is_durable(step):
+                if self._committed_step == step:
                     return True
                 self._save_state(on_notice=on_notice, is_finished=is_finished)
             assert self._save is not None
@@ -390,19 +395,20 @@ class Checkpointing:
             if self._save is None or not self._save.is_done:
                 self._failed(error)
         self._follow()
-        return self._is_durable(step)
-
-    def _is_durable(self, step: int) -> bool:
-        durable = self._checkpointer.last_durable
-        return (durable is not None and durable[0] == step) or (
-            self._num_saved == 0 and self.resumed_step == step
-        )
+        return self._committed_step == step
 
     def _last_timeout_s(self) -> float:
         timeout_s = self._options.timeout.total_seconds()
         if self._notice is None or self._notice.deadline_s is None:
             return timeout_s
         return max(0.1, min(timeout_s, self._notice.deadline_s - time.monotonic()))
+
+    def _where(self) -> str:
+        durable = self._checkpointer.last_durable
+        is_new = self._committed_step != self.resumed_step
+        if is_new and (durable is None or durable[0] != self._committed_step):
+            return f"the local directory alone, as the way to {self._checkpointer.path} is too long"
+        return self._checkpointer.path
 
     def _newest(self) -> str:
         durable = self._checkpointer.last_durable
