@@ -47,17 +47,24 @@ class RemoteCommits:
     ) -> None:
         """Bring the files of a commit (what they hold, and their descriptors) to the store.
 
-        `again`: an earlier try may have brought some of them. Raises FencedStoreError before
-        anything is sent, and StoreError."""
-        self.check_fence()
+        `again`: an earlier try may have brought some of them. Raises FencedStoreError, StoreError.
+        """
 
         def one(file: tuple[Contents, int]) -> None:
             contents, source = file
             key = key_of(name, contents.name)
             self._store.upload_file(key, source, contents, deadline, again=again)
 
-        with ThreadPoolExecutor(min(_NUM_FILES_AT_ONCE, len(files)) or 1) as pool:
-            list(pool.map(one, files))
+        with ThreadPoolExecutor(min(_NUM_FILES_AT_ONCE, len(files)) + 1) as pool:
+            fence = pool.submit(self.check_fence)
+            sent = [pool.submit(one, file) for file in files]
+            try:
+                fence.result()
+                for each in sent:
+                    each.result()
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
 
     def publish(self, name: CommitName, manifest: bytes) -> None:
         """Commit `name`, all files of which are there. Durable and acknowledged as it returns.
@@ -72,7 +79,10 @@ class RemoteCommits:
                 "checkpoints are only written by tradewind"
             )
         self.check_fence()
-        with suppress(StoreError):  # a hint for people
+
+    def tell_latest(self, name: CommitName) -> None:
+        """A hint for people: losing it loses nothing."""
+        with suppress(StoreError):
             self._store.replace(LATEST, name.folder.encode() + b"\n")
 
     def retain(
@@ -80,8 +90,9 @@ class RemoteCommits:
     ) -> list[CommitName]:
         """Retire what `to_keep` does not name, and clear what dead saves left, but for `current`.
         Manifests go first: no crash leaves one whose files are gone. Returns the retired."""
-        self.check_fence()
-        by_name = folders_of(self._store.entries())
+        entries = self._store.entries()
+        self._check_claims(entry.key for entry in entries)
+        by_name = folders_of(entries)
         counted = [name for name, files in by_name.items() if self._counts(name, files)]
         kept = to_keep(counted, keep, keep_every)
         dead = [
@@ -107,8 +118,11 @@ class RemoteCommits:
 
     def check_fence(self) -> None:
         """Raises FencedStoreError where a newer claim stands, StoreError where ours does not."""
+        self._check_claims(entry.key for entry in self._store.entries(f"{ATTEMPTS}/"))
+
+    def _check_claims(self, keys: Iterable[str]) -> None:
         prefix = f"{ATTEMPTS}/"
-        claims = [entry.key.removeprefix(prefix) for entry in self._store.entries(prefix)]
+        claims = [key.removeprefix(prefix) for key in keys if key.startswith(prefix)]
         newest = newest_claim(claims)
         if newest > self._attempt:
             raise FencedStoreError(

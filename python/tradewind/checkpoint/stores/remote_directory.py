@@ -223,6 +223,7 @@ class RemoteDirectory(CheckpointDirectory):
     def publish(self, name: CommitName, manifest: bytes) -> None:
         with self._lock, _fencing():
             self._owned().publish(name, manifest)
+            self._owned().tell_latest(name)
 
     def abandon(self, name: CommitName) -> None:
         """Not where a later attempt owns the store: it may have accepted the commit."""

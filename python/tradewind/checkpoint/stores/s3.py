@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import importlib
+import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -55,6 +56,7 @@ class S3Store(Store):
             raise
         except Exception as error:
             raise s3_answers.translated(f"{self.url}: open", error) from error
+        self.per_thread = threading.local()  # a buffer of each thread of the pool
         self.pool = ThreadPoolExecutor(num_threads, "tradewind-s3")
 
     def call(

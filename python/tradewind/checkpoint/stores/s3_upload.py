@@ -2,7 +2,7 @@
 blocks, computed when training wrote it: the store checks the bytes against what was in memory, and
 a disk that changed them since is found out.
 
-Bodies are plain bytes: botocore sends these at once, but anything like a file in pieces of 16 KB.
+Bodies are plain memory: botocore sends that at once, but anything like a file in pieces of 16 KB.
 """
 
 from __future__ import annotations
@@ -33,20 +33,23 @@ def part_size(size_bytes: int, block_bytes: int, wanted_bytes: int) -> int:
     return -(-needed // block_bytes) * block_bytes
 
 
-def read_source(source: int, offset_bytes: int, size_bytes: int, where: str) -> bytes:
-    """Bytes of the local file. Raises StoreError where it ends before."""
-    pieces: list[bytes] = []
-    left = size_bytes
-    while left:
-        piece = os.pread(source, left, offset_bytes + size_bytes - left)
-        if not piece:
+def read_source(
+    source: int, offset_bytes: int, size_bytes: int, where: str, buffer: bytearray | None = None
+) -> bytearray:
+    """Bytes of the local file, in `buffer` where it has just that size. Raises StoreError where
+    the file ends before."""
+    data = buffer if buffer is not None and len(buffer) == size_bytes else bytearray(size_bytes)
+    view = memoryview(data)
+    done = 0
+    while done < size_bytes:
+        num = os.preadv(source, [view[done:]], offset_bytes + done)
+        if num == 0:
             raise StoreError(
-                f"{where}: the local file ends at byte {offset_bytes + size_bytes - left}, its "
-                "manifest says more; it was cut after its commit"
+                f"{where}: the local file ends at byte {offset_bytes + done}, its manifest says "
+                "more; it was cut after its commit"
             )
-        pieces.append(piece)
-        left -= len(piece)
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        done += num
+    return data
 
 
 class MultipartUpload:
@@ -130,7 +133,7 @@ class MultipartUpload:
         size = min(self._part_bytes, contents.size_bytes - offset)
         where = f"{self._where}: part {number} of {self._num_parts}"
         self._deadline.check(where)
-        body = read_source(self._source, offset, size, where)
+        body = read_source(self._source, offset, size, where, self._buffer())
         part: dict[str, Any] = {"PartNumber": number}
         if self._store.takes_crc32c:
             blocks = contents.block_crc32c
@@ -150,6 +153,13 @@ class MultipartUpload:
             **check,
         )
         return {**part, "ETag": answer["ETag"]}
+
+    def _buffer(self) -> bytearray:
+        """This thread's own: fresh memory for each part would cost as much as reading it."""
+        kept: bytearray | None = getattr(self._store.per_thread, "buffer", None)
+        if kept is None or len(kept) != self._part_bytes:
+            kept = self._store.per_thread.buffer = bytearray(self._part_bytes)
+        return kept
 
     def _complete(self, parts: list[dict[str, Any]]) -> None:
         """An answer may be lost after the store has done it: the upload is then unknown, or the

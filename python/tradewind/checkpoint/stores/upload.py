@@ -92,9 +92,12 @@ def _work(connection: socket.socket, uploads: queue.SimpleQueue[tuple[Message, l
                 assert store is not None
                 accepted = Acceptance(message["attempt"], frozenset(_json_of(descriptors[0])))
                 commits = RemoteCommits(store, message["attempt"], accepted)
-            else:
+            elif message["do"] == "upload":
                 assert commits is not None
                 answer |= _upload(commits, message, descriptors)
+            else:
+                assert commits is not None
+                answer |= _retain(commits, message)
         except Exception as error:
             answer |= _told(error)
         finally:
@@ -124,7 +127,7 @@ def _open(message: Message) -> Store:
 
 
 def _upload(commits: RemoteCommits, message: Message, descriptors: list[int]) -> Message:
-    """Data, manifest, retention. The first two descriptors are what is told of the files, and the
+    """Data, then the manifest. The first two descriptors are what is told of the files, and the
     manifest."""
     told, manifest, *sources = descriptors
     files = [
@@ -136,12 +139,14 @@ def _upload(commits: RemoteCommits, message: Message, descriptors: list[int]) ->
     pairs = list(zip(files, sources, strict=True))
     commits.upload(name, pairs, deadline, again=message["again"])
     commits.publish(name, _bytes_of(manifest))
-    answer: Message = {"bytes": sum(file.size_bytes for file in files)}
-    try:
-        answer["num_retired"] = len(commits.retain(message["keep"], message["keep_every"], name))
-    except StoreError as error:  # the commit stands; the next one's retention makes up for it
-        answer["retention_error"] = str(error)[:_MAX_TEXT]
-    return answer
+    return {"bytes": sum(file.size_bytes for file in files)}
+
+
+def _retain(commits: RemoteCommits, message: Message) -> Message:
+    """What is done for a commit that is there, and not waited for."""
+    name = CommitName(message["attempt"], message["step"], message["commit_id"])
+    commits.tell_latest(name)
+    return {"num_retired": len(commits.retain(message["keep"], message["keep_every"], name))}
 
 
 def _told(error: Exception) -> Message:

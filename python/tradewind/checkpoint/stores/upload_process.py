@@ -43,9 +43,9 @@ class UploadProcess:
         self._start()
 
     @property
-    def process_id(self) -> int:
+    def process_id(self) -> int | None:
         process = self._process
-        return process.pid if process is not None else 0
+        return process.pid if process is not None else None
 
     def begin(self, introduce: Callable[[], None]) -> None:
         """Have a process that is up; `introduce` it where it has just started.

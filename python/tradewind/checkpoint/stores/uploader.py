@@ -150,8 +150,8 @@ class Uploader:
         _live.add(self)
 
     @property
-    def process_id(self) -> int:
-        """Of the upload process; another one after it was restarted."""
+    def process_id(self) -> int | None:
+        """Of the upload process; another one after it was restarted, None in between."""
         return self._process.process_id
 
     def own(self, attempt: int, acceptance: Acceptance) -> None:
@@ -250,9 +250,8 @@ class Uploader:
                 answer = self._try(upload, deadline, again=again)
                 if "error" not in answer:
                     upload.bytes, upload.duration_s = answer["bytes"], answer["duration_s"]
-                    if "retention_error" in answer:
-                        self._tell("remote-retention-failed", upload, answer["retention_error"])
                     self._end(upload)
+                    self._retain(upload)
                     return
                 error = _error_of(answer)
                 if not getattr(error, "transient", False) or deadline.has_passed:
@@ -288,14 +287,9 @@ class Uploader:
 
     def _try(self, upload: Upload, deadline: Deadline, *, again: bool) -> dict[str, Any]:
         self._process.begin(self._own)
-        name = upload.name
         message = {
             "do": "upload",
-            "attempt": name.attempt,
-            "step": name.step,
-            "commit_id": name.id,
-            "keep": self._keep,
-            "keep_every": self._keep_every,
+            **_named(upload.name),
             "again": again,
             "deadline_s": max(deadline.remaining_s, 0.001),
         }
@@ -306,10 +300,28 @@ class Uploader:
         except TimeoutError:
             self._process.end(for_good=False)
             raise StoreError(
-                f"{self.url}: upload of step {name.step}: the upload process said nothing within "
-                f"{deadline.limit.total_seconds():g} s and was ended; is the disk or the store "
-                "stuck, or the deadline too short?"
+                f"{self.url}: upload of step {upload.name.step}: the upload process said nothing "
+                f"within {deadline.limit.total_seconds():g} s and was ended; is the disk or the "
+                "store stuck, or the deadline too short?"
             ) from None
+
+    def _retain(self, upload: Upload) -> None:
+        """Afterwards, when nobody waits for it. A failure is made up for by the next one."""
+        message = {
+            "do": "retain",
+            **_named(upload.name),
+            "keep": self._keep,
+            "keep_every": self._keep_every,
+        }
+        try:
+            answer = self._process.exchange(message, (), self._deadline.total_seconds())
+            if "error" in answer:
+                raise _error_of(answer)
+        except (OSError, RuntimeError, ProcessEnded) as error:  # TimeoutError is an OSError
+            if isinstance(error, TimeoutError):
+                self._process.end(for_good=False)
+            if not self._is_closing:
+                self._tell("remote-retention-failed", upload, str(error))
 
     def _own(self) -> None:
         """What a process that has just started has to know."""
@@ -344,6 +356,10 @@ class Uploader:
     def _tell(self, kind: str, upload: Upload, text: str) -> None:
         with suppress(Exception):
             self._on_event(kind, f"upload of step {upload.name.step}: {text}")
+
+
+def _named(name: CommitName) -> dict[str, Any]:
+    return {"attempt": name.attempt, "step": name.step, "commit_id": name.id}
 
 
 def _error_of(answer: dict[str, Any]) -> Exception:

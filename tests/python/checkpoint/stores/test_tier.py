@@ -83,6 +83,9 @@ def empty() -> dict[str, Any]:
 def save(checkpointer: tw.Checkpointer, step: int) -> tw.checkpoint.Save:
     saved = checkpointer.save(state_of(step), step=step)
     saved.wait(LONG_S)
+    assert checkpointer._tier is not None
+    assert checkpointer._tier._uploader is not None
+    assert checkpointer._tier._uploader.wait(LONG_S)  # for retention, too
     return saved
 
 

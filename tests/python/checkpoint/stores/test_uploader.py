@@ -11,6 +11,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,14 @@ class Place:
         self.uploader = Uploader(remote.where, on_event=self.tell, **options)
         self.uploader.own(self.attempt, remote.accepted)
 
+    def kill(self) -> int | None:
+        """Kill the upload process, where there is one at present."""
+        pid: int | None = self.uploader.process_id
+        if pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return pid
+
     def tell(self, kind: str, text: str) -> None:
         self.events.append((kind, text))
         self.told.set()
@@ -51,6 +60,13 @@ class Place:
 
     def submit(self, made: Made, **options: Any) -> Upload:
         return self.uploader.submit(made.name, made.folder, made.files, made.manifest, **options)
+
+    def upload(self, made: Made) -> Upload:
+        """Submit, and wait for retention, too."""
+        upload = self.submit(made)
+        upload.wait(LONG_S)
+        assert self.uploader.wait(LONG_S)
+        return upload
 
     def is_stored(self, made: Made) -> bool:
         read = self.remote.store.read
@@ -85,8 +101,7 @@ def test_commits_arrive(make_place: Any, s3_url: str) -> None:
     place = make_place(s3_url, keep=2)
     commits = [place.make(step) for step in (1, 2, 3)]
     for made in commits:
-        upload = place.submit(made)
-        upload.wait(LONG_S)
+        upload = place.upload(made)
         assert upload.error is None
         assert upload.bytes == sum(file.size_bytes for file in made.files)
         assert upload.duration_s > 0
@@ -115,7 +130,7 @@ def test_to_files_by_fsspec(make_place: Any, tmp_path: Path) -> None:
 
 def test_the_process_has_no_torch(make_place: Any, s3_url: str) -> None:
     place = make_place(s3_url)
-    place.submit(place.make(1)).wait(LONG_S)
+    place.upload(place.make(1))
     maps = Path(f"/proc/{place.uploader.process_id}/maps").read_text()
     assert "libtorch" not in maps
     assert "_native" not in maps
@@ -125,7 +140,7 @@ def test_files_that_retention_unlinks_still_arrive_and_are_locked(
     make_place: Any, s3_url: str, s3: FaultyServer
 ) -> None:
     place = make_place(s3_url)
-    place.submit(place.make(1)).wait(LONG_S)
+    place.upload(place.make(1))
     s3.reset(every("begin", "hang"))
     made = place.make(2)
     upload = place.submit(made)
@@ -143,7 +158,7 @@ def test_a_forked_child_holds_neither_locks_nor_the_process(
     make_place: Any, s3_url: str, s3: FaultyServer
 ) -> None:
     place = make_place(s3_url)
-    place.submit(place.make(1)).wait(LONG_S)
+    place.upload(place.make(1))
     s3.reset(every("begin", "hang"))
     made = place.make(2)
     place.submit(made)
@@ -179,7 +194,7 @@ def test_newer_ones_take_the_place_of_those_that_wait(
     make_place: Any, s3_url: str, s3: FaultyServer
 ) -> None:
     place = make_place(s3_url)
-    place.submit(place.make(1)).wait(LONG_S)
+    place.upload(place.make(1))
     s3.reset(every("begin", "hang"))
     commits = [place.make(step) for step in (2, 3, 4, 5)]
     uploads = [place.submit(made, gives_way=made.name.step != 3) for made in commits]
@@ -238,10 +253,10 @@ def test_a_refusal_fails_at_once(make_place: Any, s3_url: str, s3: FaultyServer)
 
 def test_fenced(make_place: Any, s3_url: str, opened: Any) -> None:
     place = make_place(s3_url)
-    place.submit(place.make(1)).wait(LONG_S)
+    place.upload(place.make(1))
     RemoteDirectory(opened(s3_url)).claim()
     with pytest.raises(FencedError, match="attempt 2 owns"):
-        place.submit(place.make(2)).wait(LONG_S)
+        place.upload(place.make(2))
     assert [name.step for name in place.remote.committed()] == [1]
 
 
@@ -250,13 +265,12 @@ def test_a_killed_process_is_started_again(
     make_place: Any, s3_url: str, s3: FaultyServer, when: str
 ) -> None:
     place = make_place(s3_url)
-    place.submit(place.make(1)).wait(LONG_S)
+    place.upload(place.make(1))
     killed: list[int] = []
 
     def kill(seen: Any) -> None:
         if seen.what.startswith(when) and not killed:
-            killed.append(place.uploader.process_id)
-            os.kill(killed[0], signal.SIGKILL)
+            killed.append(place.kill())
 
     s3.reset(before=kill)
     made = place.make(2)
@@ -273,9 +287,9 @@ def test_a_process_that_always_dies_is_given_up(
     make_place: Any, s3_url: str, s3: FaultyServer
 ) -> None:
     place = make_place(s3_url)
-    s3.reset(before=lambda seen: os.kill(place.uploader.process_id, signal.SIGKILL))
+    s3.reset(before=lambda seen: place.kill())
     with pytest.raises(StoreError, match="ended with signal 9, 4 times; is its memory limited"):
-        place.submit(place.make(1)).wait(LONG_S)
+        place.upload(place.make(1))
 
 
 def test_a_stuck_store_is_named_at_the_deadline(
@@ -283,7 +297,7 @@ def test_a_stuck_store_is_named_at_the_deadline(
 ) -> None:
     patience = Patience(request=timedelta(seconds=60), silence=timedelta(seconds=60))
     place = make_place(s3_url, deadline=timedelta(seconds=3), patience=patience)
-    place.submit(place.make(1)).wait(LONG_S)
+    place.upload(place.make(1))
     s3.reset(every("part", "hang"))
     made = place.make(2)
     upload = place.submit(made)
@@ -294,7 +308,7 @@ def test_a_stuck_store_is_named_at_the_deadline(
 
 def test_close_gives_up_what_is_not_done(make_place: Any, s3_url: str, s3: FaultyServer) -> None:
     place = make_place(s3_url)
-    place.submit(place.make(1)).wait(LONG_S)
+    place.upload(place.make(1))
     s3.reset(every("begin", "hang"))
     uploads = [place.submit(place.make(2), gives_way=False), place.submit(place.make(3))]
     pid = place.uploader.process_id
