@@ -1,6 +1,9 @@
 // What goes wrong between ranks: every case ends as a named Error in time, on every survivor.
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <unistd.h>
 
+#include <array>
 #include <csignal>
 #include <cstdlib>
 #include <thread>
@@ -36,6 +39,28 @@ void start_all_reduce(NcclComm& comm, std::vector<float>& data) {
   comm.all_reduce(data.data(), data.data(), static_cast<std::int64_t>(data.size()), DType::kFloat32,
                   Reduction::kSum, kStream);
 }
+
+// By which one rank lets another stay, without a call, until it is done. Made before ranks are.
+class Stay {
+ public:
+  Stay() { EXPECT_EQ(pipe(ends_.data()), 0); }
+  Stay(const Stay&) = delete;
+  Stay& operator=(const Stay&) = delete;
+  ~Stay() {
+    for (const int end : ends_) close(end);
+  }
+
+  void until_done(RankReport& report) const {
+    pollfd end{ends_[0], POLLIN, 0};
+    report.expect(poll(&end, 1, 60'000) == 1, "the other rank was not done within a minute");
+  }
+  void done(RankReport& report) const {
+    report.expect(write(ends_[1], "", 1) == 1, "the other rank cannot be told");
+  }
+
+ private:
+  std::array<int, 2> ends_{};
+};
 
 TEST(NcclFaults, ARankThatNeverJoinsShowsAtTheDeadline) {
   const NcclStandin standin;
@@ -86,10 +111,10 @@ TEST(NcclFaults, ADeadPeerIsFoundByAllAndTheSurvivorsGoOn) {
   const nccl::UniqueId id = NcclComm::make_id(*standin.library);
   run_ranks(4,
             [&](int rank, RankReport& report) {
+              std::vector<float> data(3000, 1.0F);
               const auto comm = standin.join(id, rank, 4, soon());
               expect_sum(*comm, 1.0F, 4.0F, report);
               if (rank == 1) raise(SIGKILL);
-              std::vector<float> data(3000, 1.0F);
               const Deadline deadline = soon();
               expect_in_time(deadline - std::chrono::seconds(20), report, [&] {
                 report.expect_error(ErrorKind::kBadState,
@@ -134,12 +159,14 @@ TEST(NcclFaults, APeerThatDiesInTheMiddleIsFound) {
   const nccl::UniqueId id = NcclComm::make_id(*standin.library);
   run_ranks(3,
             [&](int rank, RankReport& report) {
+              std::vector<float> data(20000, 1.0F);  // for as long as the communicator's thread
               const auto comm = standin.join(id, rank, 3, soon());
               if (rank == 2) standin.die_after_chunks(7);
-              std::vector<float> data(20000, 1.0F);
-              start_all_reduce(*comm, data);
               report.expect_error(ErrorKind::kBadState, {"all_reduce of 20000", "NCCL error 6"},
-                                  [&] { comm->wait(kStream, soon()); });
+                                  [&] {
+                                    start_all_reduce(*comm, data);  // where it may show already
+                                    comm->wait(kStream, soon());
+                                  });
             },
             {2});
 }
@@ -147,13 +174,14 @@ TEST(NcclFaults, APeerThatDiesInTheMiddleIsFound) {
 TEST(NcclFaults, ARankThatDoesNotCallShowsAtTheDeadline) {
   const NcclStandin standin;
   const nccl::UniqueId id = NcclComm::make_id(*standin.library);
+  const Stay stay;
   run_ranks(2, [&](int rank, RankReport& report) {
+    std::vector<float> data(4, 1.0F);
     const auto comm = standin.join(id, rank, 2, soon());
     if (rank == 1) {
-      std::this_thread::sleep_for(milliseconds(800));
+      stay.until_done(report);
       return;
     }
-    std::vector<float> data(4, 1.0F);
     start_all_reduce(*comm, data);
     const Deadline deadline = after(milliseconds(100));
     expect_in_time(deadline, report, [&] {
@@ -163,6 +191,7 @@ TEST(NcclFaults, ARankThatDoesNotCallShowsAtTheDeadline) {
     });
     report.expect_error(ErrorKind::kBadState, {"a barrier on rank 0 of 2", "deadline"},
                         [&] { comm->barrier(kStream, after(milliseconds(100))); });
+    stay.done(report);
   });
 }
 
@@ -201,8 +230,8 @@ TEST_P(NcclMismatch, IsFoundOnEveryRank) {
   const NcclStandin standin;
   const nccl::UniqueId id = NcclComm::make_id(*standin.library);
   run_ranks(2, [&](int rank, RankReport& report) {
-    const auto comm = standin.join(id, rank, 2, soon());
     std::vector<float> data(16, 1.0F);
+    const auto comm = standin.join(id, rank, 2, soon());
     report.expect_error(ErrorKind::kBadState, {"NCCL error 5", "the same calls"}, [&] {
       if (rank == 0) {
         comm->all_reduce(data.data(), data.data(), 4, DType::kFloat32, Reduction::kSum, kStream);
@@ -241,13 +270,14 @@ TEST(NcclFaults, AnAsynchronousErrorIsSeenByCheckAndByTheNextCall) {
 TEST(NcclFaults, AnAbortFromAnotherThreadEndsAWait) {
   const NcclStandin standin;
   const nccl::UniqueId id = NcclComm::make_id(*standin.library);
+  const Stay stay;
   run_ranks(2, [&](int rank, RankReport& report) {
+    std::vector<float> data(4, 1.0F);
     const auto comm = standin.join(id, rank, 2, soon());
     if (rank == 1) {
-      std::this_thread::sleep_for(milliseconds(500));
+      stay.until_done(report);
       return;
     }
-    std::vector<float> data(4, 1.0F);
     start_all_reduce(*comm, data);
     std::thread watch([&] {
       std::this_thread::sleep_for(milliseconds(50));
@@ -256,6 +286,7 @@ TEST(NcclFaults, AnAbortFromAnotherThreadEndsAWait) {
     report.expect_error(ErrorKind::kBadState, {"all_reduce of 4 float32", "was aborted"},
                         [&] { comm->wait(kStream, soon()); });
     watch.join();
+    stay.done(report);
     report.expect(standin.stream_is_done(kStream) != 0, "the work was given up");
     comm->abort(soon());
     report.expect_error(ErrorKind::kBadState, {"was aborted"},
