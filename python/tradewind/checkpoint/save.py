@@ -16,7 +16,7 @@ from tradewind.checkpoint.names import CommitName
 from tradewind.checkpoint.staging import DeviceCopies
 
 if TYPE_CHECKING:
-    from tradewind.checkpoint.stores.uploader import Upload
+    from tradewind.checkpoint.stores.upload_handle import Upload
 
 
 class Save:

@@ -30,7 +30,8 @@ from tradewind.checkpoint.stores.download import fetch_files, read_checked_manif
 from tradewind.checkpoint.stores.patience import Patience
 from tradewind.checkpoint.stores.remote_directory import RemoteDirectory
 from tradewind.checkpoint.stores.store import NUM_THREADS, PART_BYTES, Contents, open_store
-from tradewind.checkpoint.stores.uploader import Upload, Uploader
+from tradewind.checkpoint.stores.upload_handle import Upload
+from tradewind.checkpoint.stores.uploader import Uploader
 
 OnEvent = Callable[[str, str], None]
 

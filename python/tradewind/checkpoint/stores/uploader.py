@@ -7,11 +7,9 @@ the store does not answer is tried again until it succeeds, a newer one comes, o
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -21,85 +19,17 @@ from typing import Any
 
 from tradewind.checkpoint.claims import Acceptance
 from tradewind.checkpoint.errors import FencedError
-from tradewind.checkpoint.locks import NO_LOCKS
 from tradewind.checkpoint.names import CommitName
 from tradewind.checkpoint.stores.patience import Deadline, Patience, StoreError
 from tradewind.checkpoint.stores.store import NUM_THREADS, PART_BYTES, Contents
 from tradewind.checkpoint.stores.upload import opening
+from tradewind.checkpoint.stores.upload_handle import Upload, in_memory
 from tradewind.checkpoint.stores.upload_process import ProcessEnded, UploadProcess
 
 _FIRST_PAUSE = timedelta(seconds=5)
 _LONGEST_PAUSE_S = 300.0
 _MAX_RESTARTS = 3  # of the process, for one upload
 _GRACE_S = 30.0  # after a deadline, in which the process itself says what is stuck
-
-
-class Upload:
-    """One commit on its way. Any thread may read it and wait for it.
-
-    `name`; `is_done`; `error`: why it did not arrive, None otherwise; `bytes` of its shards and
-    `duration_s`, once it is there; `successor`: the newer upload that took its place.
-    """
-
-    def __init__(self, name: CommitName, *, gives_way: bool = True) -> None:
-        self.name = name
-        self.gives_way = gives_way
-        self.error: Exception | None = None
-        self.bytes = 0
-        self.duration_s = float("nan")
-        self.successor: Upload | None = None
-        self._done = threading.Event()
-        self._descriptors: list[int] = []
-
-    @property
-    def is_done(self) -> bool:
-        return self._done.is_set()
-
-    @property
-    def has_arrived(self) -> bool:
-        """Whether the commit, or the newer one that took its place, is in the store."""
-        upload = self
-        while upload.is_done and upload.successor is not None:
-            upload = upload.successor
-        return upload.is_done and upload.error is None
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        """Return once the commit, or the newer one that took its place, is in the store.
-
-        Raises the error it failed with, or TimeoutError after `timeout_s` seconds."""
-        end_s = None if timeout_s is None else time.monotonic() + timeout_s
-        upload: Upload = self
-        while True:
-            left_s = None if end_s is None else max(0.0, end_s - time.monotonic())
-            if not upload._done.wait(left_s):
-                raise TimeoutError(
-                    f"upload of step {self.name.step}: not done after {timeout_s:g} s; it goes on"
-                )
-            if upload.successor is None:
-                break
-            upload = upload.successor
-        if upload.error is not None:
-            raise upload.error
-
-    @classmethod
-    def failed(cls, name: CommitName, error: Exception) -> Upload:
-        """One that could not begin."""
-        upload = cls(name)
-        upload._end(error)
-        return upload
-
-    def _release(self) -> None:
-        for descriptor in self._descriptors:
-            with suppress(OSError):
-                # A child forked meanwhile may share it, and must not go on holding the lock.
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
-            os.close(descriptor)
-        self._descriptors = []
-
-    def _end(self, error: Exception | None = None) -> None:
-        self.error = error
-        self._release()
-        self._done.set()
 
 
 class Uploader:
@@ -176,17 +106,10 @@ class Uploader:
         Raises OSError where a file cannot be opened, or is being overwritten.
         """
         upload = Upload(name, gives_way=gives_way)
-        try:
-            upload._descriptors.append(_in_memory(json.dumps(_told(files)).encode()))
-            upload._descriptors.append(_in_memory(manifest))
-            for file in files:
-                upload._descriptors.append(_open_locked(os.path.join(folder, file.name)))
-        except BaseException:
-            upload._release()
-            raise
+        upload.hold(folder, files, manifest)
         with self._changed:
             if self._is_closing:
-                upload._release()
+                upload.release()
                 raise RuntimeError(f"{self.url}: this uploader is closed")
             left: deque[Upload] = deque()
             for older in self._waiting:
@@ -295,7 +218,7 @@ class Uploader:
         }
         try:
             return self._process.exchange(
-                message, upload._descriptors, deadline.remaining_s + _GRACE_S
+                message, upload.descriptors, deadline.remaining_s + _GRACE_S
             )
         except TimeoutError:
             self._process.end(for_good=False)
@@ -325,7 +248,7 @@ class Uploader:
 
     def _own(self) -> None:
         """What a process that has just started has to know."""
-        accepted = _in_memory(json.dumps(sorted(self._acceptance.folders)).encode())
+        accepted = in_memory(json.dumps(sorted(self._acceptance.folders)).encode())
         try:
             message = {"do": "own", "attempt": self._attempt}
             answer = self._process.exchange(message, [accepted], _GRACE_S)
@@ -351,7 +274,7 @@ class Uploader:
         upload.error = error
         with suppress(Exception):
             self._on_done(upload)
-        upload._end(error)
+        upload.end(error)
 
     def _tell(self, kind: str, upload: Upload, text: str) -> None:
         with suppress(Exception):
@@ -371,43 +294,6 @@ def _error_of(answer: dict[str, Any]) -> Exception:
     return StoreError(text, transient=answer["transient"])
 
 
-def _told(files: Sequence[Contents]) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": file.name,
-            "size_bytes": file.size_bytes,
-            "crc32c": file.crc32c,
-            "block_bytes": file.block_bytes,
-            "block_crc32c": file.block_crc32c.hex(),
-        }
-        for file in files
-    ]
-
-
-def _in_memory(data: bytes) -> int:
-    """A descriptor of `data`, of any size, which a message's limit does not bind."""
-    descriptor = os.memfd_create("tradewind-upload")
-    try:
-        with open(descriptor, "wb", closefd=False) as file:
-            file.write(data)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def _open_locked(path: str) -> int:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            os.close(descriptor)
-            error.filename = path
-            raise
-    return descriptor
-
-
 _live: weakref.WeakSet[Uploader] = weakref.WeakSet()
 
 
@@ -417,10 +303,10 @@ def _let_go_in_child() -> None:
         uploader._process.forget()
         uploads = [*uploader._waiting, *([uploader._running] if uploader._running else [])]
         for upload in uploads:
-            for descriptor in upload._descriptors:
+            for descriptor in upload.descriptors:
                 with suppress(OSError):
                     os.close(descriptor)
-            upload._descriptors = []
+            upload.descriptors = []
     _live.clear()
 
 

@@ -25,7 +25,8 @@ from tradewind.checkpoint import FencedError
 from tradewind.checkpoint.names import CommitName
 from tradewind.checkpoint.stores.patience import Patience, StoreError
 from tradewind.checkpoint.stores.remote_directory import RemoteDirectory
-from tradewind.checkpoint.stores.uploader import Upload, Uploader
+from tradewind.checkpoint.stores.upload_handle import Upload
+from tradewind.checkpoint.stores.uploader import Uploader
 
 LONG_S = 120.0  # that nothing here takes, on the busiest machine
 
