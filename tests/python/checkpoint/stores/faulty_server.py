@@ -24,6 +24,7 @@ REFUSALS = {
     "503": ("503 Service Unavailable", "SlowDown"),
     "500": ("500 Internal Server Error", "InternalError"),
     "403": ("403 Forbidden", "AccessDenied"),
+    "404": ("404 Not Found", "NoSuchUpload"),
     "409": ("409 Conflict", "ConditionalRequestConflict"),
     "412": ("412 Precondition Failed", "PreconditionFailed"),
     "501": ("501 Not Implemented", "NotImplemented"),

@@ -79,6 +79,8 @@ def test_a_zombie_never_commits_again(opened: Any, any_url: str, tmp_path: Path)
     ):
         with pytest.raises(FencedError, match="this process is attempt 1, and attempt 2 owns"):
             act()
+    keys = {entry.key for entry in zombie.store.entries(late.name.folder)}
+    assert keys == {f"{late.name.folder}/{name}" for name in late.data()}  # no manifest
     zombie.abandon(before.name)  # nor does it take away what the successor accepted
     assert successor.committed() == [before.name]
     after = save(successor, tmp_path, 15)
