@@ -112,6 +112,25 @@ def test_commits_arrive(make_place: Any, s3_url: str) -> None:
     assert all(is_free(made.folder / file.name) for made in commits for file in made.files)
 
 
+def test_the_manifest_comes_last_between_two_looks_at_the_claims(
+    make_place: Any, s3_url: str, s3: FaultyServer
+) -> None:
+    place = make_place(s3_url)
+    place.upload(place.make(1))
+    s3.reset()
+    made = place.make(2)
+    place.upload(made)
+    whats = s3.whats()
+    manifest = whats.index("put manifest.json")
+    small, large = (file.name for file in made.files)
+    assert whats.count(f"part {large}") == 3
+    assert max(whats.index(f"put {small}"), whats.index(f"complete {large}")) < manifest
+    looks = [number for number, what in enumerate(whats) if what.startswith("list ")]
+    assert looks[1] == manifest - 1
+    assert looks[2] == manifest + 1
+    assert whats.index("put latest") > looks[2]
+
+
 def test_many_shards(make_place: Any, s3_url: str) -> None:
     """More descriptors than one message holds."""
     place = make_place(s3_url)
