@@ -121,6 +121,9 @@ def test_retention(opened: Any, any_url: str, tmp_path: Path) -> None:
     dead = make_commit(tmp_path, remote.begin(26))
     with dead.sources() as sources:
         remote.upload(dead.name, sources, Deadline(SOON))
+    later = make_commit(tmp_path, CommitName.new(9, 1))  # of an owner that claims just now
+    with later.sources() as sources:
+        remote.upload(later.name, sources, Deadline(SOON))
     order: list[list[str]] = []
     delete = remote.store.delete
     remote.store.delete = lambda keys: delete(order.append(list(keys)) or order[-1])  # type: ignore
@@ -131,7 +134,7 @@ def test_retention(opened: Any, any_url: str, tmp_path: Path) -> None:
     assert manifests == [f"{made[i].name.folder}/manifest.json" for i in (0, 1)]
     assert len(rest) == 5
     folders = {entry.key.split("/")[0] for entry in remote.store.entries("step-")}
-    assert folders == {made[i].name.folder for i in (4, 3, 2)}
+    assert folders == {later.name.folder, *(made[i].name.folder for i in (4, 3, 2))}
 
 
 def test_attempts_follow_the_local_tier(opened: Any, any_url: str, tmp_path: Path) -> None:
