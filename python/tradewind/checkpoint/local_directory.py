@@ -165,18 +165,22 @@ class LocalDirectory(CheckpointDirectory):
 
         Raises DirectoryInUseError."""
         with self._lock:
-            if os.getpid() != self._pid:
-                raise CheckpointError(
-                    f"checkpoint directory {self.where!r} was opened by process {self._pid}: a "
-                    "forked child opens its own, elsewhere"
-                )
+            self._check_process()
             marker.prepare(self.env, self.where)
             self._owner.acquire()
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise CheckpointError(
+                f"checkpoint directory {self.where!r} was opened by process {self._pid}: a forked "
+                "child opens its own, elsewhere"
+            )
 
     def claim(self, at_least: int | None = None) -> int:
         """`at_least`: the lowest number to take, from now on, also where the directory is emptied
         under this owner: the attempt that it has in the store behind this directory."""
         with self._lock:
+            self._check_process()
             if at_least is not None:
                 self._least_attempt = at_least
             if self._attempt is None:
