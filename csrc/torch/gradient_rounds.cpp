@@ -305,7 +305,8 @@ std::int64_t GradientRounds::num_contributors_next() {
 }
 
 std::uint8_t GradientRounds::wishes() {
-  if (has_published_) read_facts();
+  // Of a round that has only begun nothing is published yet, and nobody may be waited for.
+  if (has_published_ && is_finished_) read_facts();
   return wishes_;
 }
 
