@@ -74,9 +74,7 @@ class Restoring:
         _ = engine.optimizer.native_table  # masters meet their parameters before the next forward
         self._take_progress(state["progress"])
         engine._untracked_state = {
-            name: value
-            for name, found in state["tracked"].items()
-            if (value := self._tracked(name, found, own)) is not None
+            name: self._tracked(found, own) for name, found in state["tracked"].items()
         }
         for name, target in engine._tracked.items():
             if name in engine._untracked_state:
@@ -161,20 +159,13 @@ class Restoring:
         if engine.run is not None:
             engine.run.step = engine.num_steps
 
-    def _tracked(self, name: str, found: Mapping[str, Any], own: Any) -> Any:
-        """Of this rank, as many ranks as then; else what all had in common."""
+    def _tracked(self, found: Mapping[str, Any], own: Any) -> Any:
+        """Of this rank, as many ranks as then; else rank 0's."""
         mine: PerRank | None = found.get("own")
         is_same = own is not None and own.get("world_size", 1) == self._engine.world_size
-        if mine is not None and mine.is_known and (is_same or "alike" not in found):
+        if mine is not None and mine.is_known and is_same:
             return mine.value
-        if "alike" not in found:
-            warnings.warn(
-                f"tracked {name!r}: was each rank's own, and this rank has none of its own in the "
-                "checkpoint; it starts anew",
-                RuntimeWarning,
-                stacklevel=3,
-            )
-        return found.get("alike")
+        return found["alike"]
 
 
 def _check_model(model: Mapping[str, Any], saved: Mapping[str, Any]) -> None:

@@ -10,6 +10,7 @@ world size, order of parameters or precision finds it. Tensors are the live ones
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -41,7 +42,7 @@ def collect(engine: Engine, extra: Mapping[str, Any]) -> dict[str, Any]:
     periodic = sharing if isinstance(sharing, PeriodicSharing) else None
     state: dict[str, Any] = {
         "format": FORMAT,
-        "model": model_state(engine),
+        "model": _agreed(engine, model_state(engine)),
         "optimizer": optimizer_state(engine),
         "own": PerRank(_own(engine)),
         "tracked": {name: _tracked(engine, value) for name, value in engine._tracked.items()},
@@ -81,6 +82,34 @@ def model_state(engine: Engine) -> dict[str, Any]:
             if parameter in consensus and clean_name(name) in found:
                 found[clean_name(name)] = consensus[parameter].detach()
     return found
+
+
+def _agreed(engine: Engine, model: dict[str, Any]) -> dict[str, Any]:
+    """Buffers are rank 0's: each rank's own forwards have changed them since they were shared."""
+    if engine.world_size == 1:
+        return model
+    parameters = {clean_name(n) for n, _ in engine.model.named_parameters(remove_duplicate=False)}
+    return {
+        name: value if name in parameters else of_rank_0(value, engine.rank)
+        for name, value in model.items()
+    }
+
+
+def of_rank_0(value: Any, rank: int) -> Any:
+    """`value` with rank 0's tensors, where ranks need not have the same."""
+    if isinstance(value, torch.Tensor):
+        flat = value.detach().contiguous().reshape(-1)
+        return PartialTensor(value.shape, value.dtype, [(0, flat)] if rank == 0 else [])
+    if isinstance(value, Mapping):
+        found = copy.copy(value)
+        for key, inner in value.items():
+            found[key] = of_rank_0(inner, rank)  # type: ignore[index]
+        if hasattr(value, "_metadata"):  # versions that modules put at their state dicts
+            found._metadata = value._metadata  # type: ignore[attr-defined]
+        return found
+    if isinstance(value, (list, tuple)):
+        return type(value)(of_rank_0(each, rank) for each in value)
+    return value
 
 
 # --- the optimizer --------------------------------------------------------------------------------
@@ -271,16 +300,17 @@ def _own_model(engine: Engine, sharing: PeriodicSharing) -> dict[str, torch.Tens
 
 
 def _tracked(engine: Engine, value: Any) -> dict[str, Any]:
-    """What is alike on all ranks, and each rank's own where that may differ and is small."""
+    """Rank 0's for everybody; and each rank's own, where it may differ and is small, or the model
+    differs, too."""
     state = value.state_dict()
+    if engine.world_size == 1:
+        return {"alike": state}
     is_own = isinstance(engine._sharing, PeriodicSharing) or (
         not isinstance(value, torch.nn.Module) and _num_bytes(state) <= _MOST_OWN_BYTES
     )
-    if not is_own or engine.world_size == 1:
-        return {"alike": state}
-    if isinstance(engine._sharing, PeriodicSharing):
-        return {"own": PerRank(state)}
-    return {"alike": state, "own": PerRank(state)}
+    if not is_own:
+        return {"alike": of_rank_0(state, engine.rank)}
+    return {"alike": of_rank_0(state, engine.rank), "own": PerRank(state)}
 
 
 def _num_bytes(state: Any) -> int:

@@ -96,6 +96,7 @@ def train(
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(engine.optimizer, T_max=STEPS)
         average = torch.optim.swa_utils.AveragedModel(engine.model)
         engine.track(schedule=schedule, average=average)
+        torch.rand(5), np.random.rand(), random.random()  # as a script may, before its loop
         loader = DataLoader(Noisy(), batch_size=BATCH, shuffle=True)
         seen = []
         for x, y in engine.batches(loader, epochs=EPOCHS, progress="off"):

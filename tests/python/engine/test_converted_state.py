@@ -13,6 +13,8 @@ from engine.models import batches
 from engine.resuming import RECIPES, differing, net, to_bytes
 
 import tradewind as tw
+from tradewind._core import native
+from tradewind.optim.stored_state import state_values
 
 WAYS: dict[str, dict[str, Any]] = {
     "fp32": {},
@@ -125,15 +127,35 @@ def test_other_rules(tmp_path: Path, recipe: str) -> None:
 
 
 def test_parameters_that_lie_otherwise(tmp_path: Path) -> None:
-    expected = trained(tmp_path, "AdamW", state_dtype="8bit")
-    other = net().to(memory_format=torch.channels_last)
+    def conv() -> torch.nn.Module:
+        torch.manual_seed(0)
+        return torch.nn.Conv2d(24, 16, 3)  # 3,456 elements: 14 blocks that share an exponent
+
+    def states(engine: tw.Engine) -> list[torch.Tensor]:
+        """Decoded, by dimensions."""
+        entry = engine.optimizer.state[engine.model.weight]
+        rule = native.rule("adamw")
+        names = rule.state_names
+        return [state_values(rule, n, entry, engine.model.weight).contiguous() for n in names]
+
+    with make(tmp_path, model=conv(), state_dtype="8bit") as engine:
+        for seed in range(3):
+            x = torch.randn(2, 24, 6, 6, generator=torch.Generator().manual_seed(seed))
+            # Gradients of very different sizes along the input's channels: so are exponents.
+            engine.step(engine(x * torch.logspace(-3, 1, 24).view(1, -1, 1, 1)).square().mean())
+        expected = states(engine)
+        engine.save().wait(120)
+    other = conv().to(memory_format=torch.channels_last)
     with make(tmp_path, model=other, state_dtype="8bit") as engine:
-        found = values_of(engine)
-        assert engine.model[0].weight.stride() != net()[0].weight.stride()
-    for name, values in expected.items():
-        assert torch.equal(found[name]["value"], values["value"]), name
-        # Blocks of 256 hold other elements now, and another largest.
-        assert close(found[name]["exp_avg"], values["exp_avg"], "8-bit", "fp32"), name
+        assert engine.model.weight.stride() != conv().weight.stride()
+        for found, wanted in zip(states(engine), expected, strict=True):
+            # Blocks of 256 have other elements now, of which the smallest may be lost: 3 mantissa
+            # bits, over a range of 2^16 below the block's largest.
+            assert bool(
+                ((found - wanted).abs() <= wanted.abs() / 8 + wanted.abs().max() / 2**14).all()
+            )
+            large = wanted.abs() > wanted.abs().max() / 2**8
+            assert bool((found[large] == wanted[large]).all())
 
 
 def test_groups_in_another_order_find_their_names(tmp_path: Path) -> None:

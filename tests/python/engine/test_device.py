@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import cuda_emulation
@@ -181,3 +182,42 @@ def test_a_veto_in_backward_is_of_the_parameters_that_share_a_step() -> None:
     assert torch.equal(model.bad, torch.ones(3))
     assert engine.step(engine(torch.ones(3))).applied
     assert torch.equal(model.bad, torch.full((3,), 0.5))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"clip_norm": 0.1},
+        {"precision": "bf16", "masters": "split", "state_dtype": "8bit"},
+        {"precision": "fp16", "loss_scale": tw.LossScale(initial=2.0**20, growth_interval=2)},
+    ],
+    ids=["clipped", "split 8-bit", "fp16"],
+)
+def test_a_run_on_a_device_goes_on_to_the_same_bits(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    data = batches(9)
+
+    def train(folder: Path, first: int, last: int) -> tw.Engine:
+        checkpoint = tw.Checkpoint(folder, every=10_000, notices="off")
+        engine = on_device(small_net(), tw.AdamW(lr=1e-2), checkpoint=checkpoint, **options)
+        assert engine.num_steps == first
+        for x, y in data[first:last]:
+            step(engine, x, y)
+            if engine.num_steps == 4:
+                save = engine.save()
+                assert save.in_place_bytes == 0  # a device's memory is staged
+                save.wait(120)
+        return engine
+
+    expected = train(tmp_path / "whole", 0, 9)
+    train(tmp_path / "lost", 0, 6)._abort(RuntimeError("lost"))
+    found = train(tmp_path / "lost", 4, 9)
+    assert bits(found.model) == bits(expected.model)
+    ours, theirs = (e.state_dict()["optimizer"]["state"] for e in (found, expected))
+    for index, entry in theirs.items():
+        assert all(torch.equal(ours[index][name], value) for name, value in entry.items()), index
+    assert found.stats()["num_skipped"] == expected.stats()["num_skipped"]
+    assert found.stats()["loss_scale"] == expected.stats()["loss_scale"]
+    found.close()
+    expected.close()

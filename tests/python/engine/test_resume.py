@@ -236,6 +236,25 @@ class TestSchedules:
             assert schedule.last_epoch == 9
             assert engine.optimizer.param_groups[0]["lr"] == pytest.approx(expected, rel=1e-6)
 
+    def test_one_that_changes_lr_when_it_is_made(self, tmp_path: Path) -> None:
+        def make(folder: Path) -> Any:
+            engine = make_engine(folder)
+            schedule = torch.optim.lr_scheduler.LinearLR(engine.optimizer, 0.25, total_iters=8)
+            engine.track(schedule=schedule)
+            return engine, schedule
+
+        engine, schedule = make(tmp_path)
+        x, y = torch.randn(4, 3, 8, 8), torch.zeros(4, dtype=torch.long)
+        for _ in range(4):
+            engine.step(torch.nn.functional.cross_entropy(engine(x), y))
+            schedule.step()
+        expected = engine.optimizer.param_groups[0]["lr"]
+        assert expected == pytest.approx(1e-2 * (0.25 + 0.75 * 4 / 8))
+        engine.close()
+        engine, _ = make(tmp_path)
+        assert engine.optimizer.param_groups[0]["lr"] == expected
+        engine.close()
+
     def test_one_in_a_sequence_is_tracked_with_it(self, tmp_path: Path) -> None:
         from tradewind.engine.checkpointing import untracked_schedulers
 
