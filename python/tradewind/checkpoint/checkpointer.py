@@ -137,8 +137,9 @@ class Checkpointer:
             )
         here = (local or default_directory(os.fspath(path))) if self._has_tier else path
         self._directory = LocalDirectory(here, self._env)
-        self._directory.check()
         self._ranks = Ranks(process_group, deadline=deadline)
+        # By one rank for all: it makes the directory a moment later.
+        self._ranks.together("check", self._check_directory)
         self._tier: RemoteTier | None = None
         if self._has_tier:
             self._ranks.together("store", lambda: self._open_tier(os.fspath(path), store_options))
@@ -177,6 +178,10 @@ class Checkpointer:
         self.restored: Any = None
         self.not_restored: list[str] = []
         _open_ones.add(self)
+
+    def _check_directory(self) -> None:
+        if self._ranks.is_first:
+            self._directory.check()
 
     def _open_tier(self, url: str, options: dict[str, Any] | None) -> None:
         """Of rank 0. Raises before anything is touched where the store cannot be used."""

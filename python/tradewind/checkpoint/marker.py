@@ -40,17 +40,28 @@ def check(env: native.Env, path: str) -> None:
         raise NotACheckpointDirectoryError(
             f"checkpoint directory {path!r}: expected a directory, got a file; choose another path"
         )
-    marker = os.path.join(path, MARKER)
+    content = _read(env, path)
+    if content is None:
+        strangers = _strangers(env, path)
+        if not strangers:
+            return
+        content = _read(env, path)  # whoever has made it in between marked it first
+        if content is None:
+            more = f" and {len(strangers) - 1} more" if len(strangers) > 1 else ""
+            raise not_ours(path, f"it has no {MARKER}, but {strangers[0]!r}{more}")
+    check_content(path, content)
+
+
+def _read(env: native.Env, path: str) -> bytes | None:
+    """What the marker says; None: there is none."""
     try:
-        content = env.read_file(marker, MAX_BYTES)
+        return env.read_file(os.path.join(path, MARKER), MAX_BYTES)
     except FileNotFoundError:
-        _check_unmarked(env, path)
+        return None
     except OSError as error:
         if error.errno not in (errno.EFBIG, errno.EISDIR):
             raise
         raise not_ours(path, f"its {MARKER} is none of ours") from error
-    else:
-        check_content(path, content)
 
 
 def prepare(env: native.Env, path: str) -> None:
@@ -74,15 +85,13 @@ def remove_leftovers(env: native.Env, path: str, names: list[str]) -> None:
                 env.remove(os.path.join(path, name))
 
 
-def _check_unmarked(env: native.Env, path: str) -> None:
-    strangers = [
+def _strangers(env: native.Env, path: str) -> list[str]:
+    """What stands there that nobody could have put there who uses it without a marker."""
+    return [
         name
         for name in env.list_directory(path)
         if name not in _NOBODYS and not _is_temporary(name) and CommitName.parse(name) is None
     ]
-    if strangers:
-        more = f" and {len(strangers) - 1} more" if len(strangers) > 1 else ""
-        raise not_ours(path, f"it has no {MARKER}, but {strangers[0]!r}{more}")
 
 
 def check_content(path: str, content: bytes) -> None:

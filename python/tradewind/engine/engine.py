@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
@@ -18,6 +17,7 @@ import torch
 from tradewind.checkpoint.options import Checkpoint
 from tradewind.checkpoint.save import Save
 from tradewind.engine.adoption import AdoptedModel, check_adoptable, named_parameters
+from tradewind.engine.arguments import check_batches, check_loss, compiled_autograd_is_on
 from tradewind.engine.checkpointing import PATIENCE_AT_ERROR, Checkpointing
 from tradewind.engine.data_position import DataPosition
 from tradewind.engine.graph import CudaGraphs, GraphedForward, GraphedStep, Graphs
@@ -340,7 +340,7 @@ class Engine:
         Raises TypeError or ValueError for a loss that is no tensor, not a scalar or has no graph.
         """
         self._check_open()
-        _check_loss(loss)
+        check_loss(loss)
         if self._num_microbatches >= self.accumulate:
             raise RuntimeError(
                 f"backward: {self._num_microbatches} microbatches wait for an update already; call "
@@ -447,7 +447,7 @@ class Engine:
 
     def _prepare_hooks(self) -> None:
         table = self.optimizer.native_table
-        if _compiled_autograd_is_on():
+        if compiled_autograd_is_on():
             # It refuses C++ hooks; gradients are then measured at the step.
             table.remove_hooks()
             return
@@ -592,18 +592,7 @@ class Engine:
         at its end applies a short last group of microbatches.
         """
         self._check_open()
-        if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
-            raise ValueError(f"epochs: expected a whole number of at least 1, got {epochs!r}")
-        if not hasattr(loader, "__iter__"):
-            raise TypeError(
-                f"loader: expected an iterable of batches (a DataLoader, a list), got "
-                f"{type(loader).__name__}"
-            )
-        if epochs > 1 and isinstance(loader, Iterator):
-            raise TypeError(
-                f"loader: a {type(loader).__name__} can be read once, but epochs={epochs}; pass "
-                "something that can be iterated again, such as a DataLoader or a list"
-            )
+        check_batches(loader, epochs)
         position = self._checkpoints.position if self._checkpoints is not None else None
         return run_batches(self, self._meter, loader, epochs, progress, position)
 
@@ -815,22 +804,3 @@ class Engine:
             "Engine cannot be pickled or copied: it owns arenas and a run; use "
             "engine.state_dict(), or copy engine.model"
         )
-
-
-def _check_loss(loss: Any) -> None:
-    if not isinstance(loss, torch.Tensor):
-        raise TypeError(f"loss: expected a scalar tensor, got {type(loss).__name__}")
-    if loss.numel() != 1:
-        raise ValueError(
-            f"loss: expected a scalar, got shape {tuple(loss.shape)}; take .mean() or .sum()"
-        )
-    if not loss.requires_grad:
-        raise ValueError(
-            "loss: has no graph, so nothing can be learnt from it; was it computed under "
-            "torch.no_grad(), from .detach() or .item(), or are all parameters frozen?"
-        )
-
-
-def _compiled_autograd_is_on() -> bool:
-    module = sys.modules.get("torch._dynamo.compiled_autograd")
-    return bool(module is not None and getattr(module, "compiled_autograd_enabled", False))
