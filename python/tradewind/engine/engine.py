@@ -17,7 +17,12 @@ import torch
 from tradewind.checkpoint.options import Checkpoint
 from tradewind.checkpoint.save import Save
 from tradewind.engine.adoption import AdoptedModel, check_adoptable, named_parameters
-from tradewind.engine.arguments import check_batches, check_loss, compiled_autograd_is_on
+from tradewind.engine.arguments import (
+    check_batches,
+    check_foreign_backward,
+    check_loss,
+    compiled_autograd_is_on,
+)
 from tradewind.engine.checkpointing import PATIENCE_AT_ERROR, Checkpointing
 from tradewind.engine.data_position import DataPosition
 from tradewind.engine.graph import CudaGraphs, GraphedForward, GraphedStep, Graphs
@@ -35,13 +40,13 @@ from tradewind.engine.options import (
 from tradewind.engine.periodic import PeriodicSharing
 from tradewind.engine.precision import (
     Conversion,
-    cast_floats,
     check_dtypes,
     kept_in_float32,
+    run_forward,
     run_kept_in_float32,
 )
 from tradewind.engine.reporting import mean_of, report_veto
-from tradewind.engine.resume import Resume, check_resume, path_of
+from tradewind.engine.resume import Resume, as_checkpoint, check_resume, path_of
 from tradewind.engine.sharing import Sharing, join_ranks
 from tradewind.engine.state_dict import load_state_dict, state_dict_of
 from tradewind.engine.stats import parameter_stats
@@ -92,7 +97,8 @@ class Engine:
             model that cannot be captured is an error that says what prevents it as a rule.
         share: with how many ranks gradients are shared, and how, a `tw.Share`. `torchrun` starts
             the ranks; the same script runs alone unchanged. Batches are sharded by rank.
-        checkpoint: when and where to save what the run needs to go on, a `tw.Checkpoint`.
+        checkpoint: when and where to save what the run needs to go on, a `tw.Checkpoint`; or just
+            where, a directory or a URL (`s3://BUCKET/PREFIX`).
         resume: with `checkpoint`: "auto" goes on from the newest whole checkpoint, where there is
             one: parameters, optimizer, loss scale, random numbers, place in the data, what `track`
             is given; "must" refuses to start anew; "never" refuses a directory with checkpoints.
@@ -122,7 +128,7 @@ class Engine:
         update: str = "after-backward",
         graph: bool = False,
         share: Share | None = None,
-        checkpoint: Checkpoint | None = None,
+        checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
         resume: Resume = "auto",
         run: str | os.PathLike[str] | None = None,
         **not_built: Any,
@@ -138,6 +144,7 @@ class Engine:
             update=update,
             graph=graph,
         )
+        checkpoint = as_checkpoint(checkpoint)
         resume = check_resume(resume, checkpoint)
         run_path = os.environ.get("TRADEWIND_RUN") or run
         checkpoints = path_of(checkpoint, run_path) if checkpoint is not None else None
@@ -305,18 +312,10 @@ class Engine:
         return self._forward(*args, **kwargs)
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
-        precision = self._options.precision
-        if precision.forward_dtype is None:
-            return self.model(*args, **kwargs)
-        if precision.autocast is not None:
-            # A graph must cast the weights of its own replay, not find those of an earlier one.
-            cache = not self._options.graph
-            with torch.autocast(self.device.type, dtype=precision.autocast, cache_enabled=cache):
-                outputs = self.model(*args, **kwargs)
-        else:
-            args, kwargs = cast_floats((args, kwargs), precision.forward_dtype)
-            outputs = self.model(*args, **kwargs)
-        return cast_floats(outputs, torch.float32, only=[precision.forward_dtype])
+        options = self._options
+        # A graph must cast the weights of its own replay, not find those of an earlier one.
+        caches = not options.graph
+        return run_forward(self.model, options.precision, self.device, args, kwargs, caches=caches)
 
     def _begin_step(self) -> None:
         # From here on, what is logged belongs to the step to come.
@@ -432,17 +431,11 @@ class Engine:
             self._sharing.settle()
 
     def _take_foreign_backward(self) -> None:
-        has_gradients = any(parameter.grad is not None for parameter in self._adopted.parameters)
-        if self.accumulate > 1 or not has_gradients:
-            raise RuntimeError(
-                "step: expected a backward before it, found none; call engine.step(loss), or "
-                "engine.backward(loss) before engine.step()"
-            )
-        if self._loss_scale is not None:
-            raise RuntimeError(
-                f"step: precision={self.precision!r} scales the loss, which loss.backward() does "
-                "not; call engine.step(loss), or engine.backward(loss) before engine.step()"
-            )
+        check_foreign_backward(
+            self._adopted.parameters,
+            accumulates=self.accumulate > 1,
+            precision=self.precision if self._loss_scale is not None else None,
+        )
         self._num_microbatches = 1
 
     def _prepare_hooks(self) -> None:

@@ -23,10 +23,20 @@ Resume = Literal["auto", "must", "never"]
 _MOST_CHANGES = 5
 
 
-def check_resume(resume: Any, checkpoint: Any) -> Resume:
-    """Raises TypeError or ValueError for options that are not as described."""
-    if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
-        raise TypeError(f"checkpoint: expected a tw.Checkpoint, got {type(checkpoint).__name__}")
+def as_checkpoint(given: Any) -> Checkpoint | None:
+    """A directory or URL as the tw.Checkpoint of that path; others as they are."""
+    if isinstance(given, (str, os.PathLike)):
+        return Checkpoint(path=given)
+    if given is not None and not isinstance(given, Checkpoint):
+        raise TypeError(
+            "checkpoint: expected a tw.Checkpoint, a directory or a URL, got "
+            f"{type(given).__name__}"
+        )
+    return given
+
+
+def check_resume(resume: Any, checkpoint: Checkpoint | None) -> Resume:
+    """Raises ValueError for options that are not as described."""
     if resume not in get_args(Resume):
         raise ValueError(f"resume: expected one of {', '.join(get_args(Resume))}, got {resume!r}")
     if checkpoint is None and resume == "must":

@@ -327,7 +327,7 @@ def test_options_of_another_type(options: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"checkpoint": "here"}, TypeError, "checkpoint: expected a tw.Checkpoint"),
+        ({"checkpoint": 3}, TypeError, "checkpoint: expected a tw.Checkpoint, a directory"),
         ({"resume": "maybe"}, ValueError, "resume: expected one of auto, must, never"),
         ({"resume": "must"}, ValueError, "without checkpoint="),
     ],
@@ -346,3 +346,9 @@ def test_a_path_that_is_something_else_is_refused(tmp_path: Path) -> None:
         tw.Engine(model, tw.SGD(lr=0.1), checkpoint=tw.Checkpoint(tmp_path / "file", notices="off"))
     assert (tmp_path / "file").read_text() == "mine"
     tw.Engine(model, tw.SGD(lr=0.1)).close()
+
+
+def test_a_path_alone_says_where(tmp_path: Path) -> None:
+    for path in (tmp_path / "c", str(tmp_path / "c")):
+        with tw.Engine(net(), tw.SGD(lr=0.1), checkpoint=path) as engine:
+            assert engine.stats()["checkpoint"]["path"] == str(tmp_path / "c")
