@@ -54,6 +54,7 @@ ShardLayout::ShardLayout(std::string header, std::vector<ShardRegion> regions,
 }
 
 void ShardLayout::copy(std::int64_t begin, std::span<std::byte> to) const {
+  if (to.empty()) return;  // its data may be null, which memcpy takes for no number of bytes
   std::int64_t done = begin;
   const auto zero_until = [&](std::int64_t offset) {
     std::fill(to.begin() + (done - begin), to.begin() + (offset - begin), std::byte{0});
