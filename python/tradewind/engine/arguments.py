@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -21,6 +21,23 @@ def check_loss(loss: Any) -> None:
         raise ValueError(
             "loss: has no graph, so nothing can be learnt from it; was it computed under "
             "torch.no_grad(), from .detach() or .item(), or are all parameters frozen?"
+        )
+
+
+def check_foreign_backward(
+    parameters: Iterable[torch.Tensor], *, accumulates: bool, precision: str | None
+) -> None:
+    """Raise RuntimeError unless gradients are there that `loss.backward()` has made. `precision`:
+    its name where it scales the loss."""
+    if accumulates or all(parameter.grad is None for parameter in parameters):
+        raise RuntimeError(
+            "step: expected a backward before it, found none; call engine.step(loss), or "
+            "engine.backward(loss) before engine.step()"
+        )
+    if precision is not None:
+        raise RuntimeError(
+            f"step: precision={precision!r} scales the loss, which loss.backward() does not; call "
+            "engine.step(loss), or engine.backward(loss) before engine.step()"
         )
 
 

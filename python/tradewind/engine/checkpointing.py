@@ -8,19 +8,15 @@ next round, and that every rank acts on at the boundary after all have heard it.
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import sys
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from statistics import median
 from typing import TYPE_CHECKING, Any, NoReturn
-
-import torch
-from torch.optim.lr_scheduler import LRScheduler
 
 from tradewind._core import native
 from tradewind.checkpoint.checkpointer import Checkpointer
@@ -33,6 +29,7 @@ from tradewind.checkpoint.save import Save
 from tradewind.engine import saved_state
 from tradewind.engine.data_position import DataPosition
 from tradewind.engine.resume import Resume, go_on
+from tradewind.engine.schedulers import untracked_schedulers
 from tradewind.place import place
 from tradewind.share.options import Share
 
@@ -497,25 +494,6 @@ class Checkpointing:
         self._checkpointer.close(timeout.total_seconds())
         if os.getpid() == self._checkpointer._owner_pid:
             self._follow()
-
-
-def untracked_schedulers(optimizer: torch.optim.Optimizer, tracked: Iterable[Any]) -> list[str]:
-    """The classes of torch's schedulers of this optimizer that none of `tracked` is or holds."""
-    if not getattr(optimizer.step, "_wrapped_by_lr_sched", False):
-        return []  # no scheduler was ever made of it
-    known: set[int] = set()
-    waiting = list(tracked)
-    while waiting:
-        value = waiting.pop()
-        known.add(id(value))
-        waiting += [each for each in getattr(value, "_schedulers", []) if id(each) not in known]
-    schedulers = [each for each in gc.get_objects() if issubclass(type(each), LRScheduler)]
-    parts = {id(part) for each in schedulers for part in getattr(each, "_schedulers", [])}
-    return sorted(
-        type(each).__name__
-        for each in schedulers
-        if each.optimizer is optimizer and id(each) not in known | parts
-    )
 
 
 def _nothing() -> None: ...

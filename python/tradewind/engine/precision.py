@@ -119,6 +119,28 @@ def _widen_inputs(
     return cast_floats(args, torch.float32), cast_floats(kwargs, torch.float32)
 
 
+def run_forward(
+    model: torch.nn.Module,
+    precision: Precision,
+    device: torch.device,
+    args: Any,
+    kwargs: Any,
+    *,
+    caches: bool,
+) -> Any:
+    """The model's outputs, computed in the precision; 16-bit ones in float32. `caches`: whether
+    autocast may keep the weights that it has cast."""
+    if precision.forward_dtype is None:
+        return model(*args, **kwargs)
+    if precision.autocast is not None:
+        with torch.autocast(device.type, dtype=precision.autocast, cache_enabled=caches):
+            outputs = model(*args, **kwargs)
+    else:
+        args, kwargs = cast_floats((args, kwargs), precision.forward_dtype)
+        outputs = model(*args, **kwargs)
+    return cast_floats(outputs, torch.float32, only=[precision.forward_dtype])
+
+
 def cast_floats(tree: Any, dtype: torch.dtype, only: Iterable[torch.dtype] | None = None) -> Any:
     """`tree` with its floating-point tensors (those of the dtypes `only`) in `dtype`."""
     chosen = None if only is None else set(only)

@@ -9,15 +9,15 @@ import statistics
 import sys
 import time
 import warnings
-import weakref
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from tradewind._core import native
+from tradewind.engine.draining import drain_before_state, drain_on_parameters, forget
 from tradewind.engine.late_update import LateUpdate, PendingUpdate
 from tradewind.engine.rank_batches import RankBatches
 from tradewind.engine.readers import ReaderRecord
@@ -390,9 +390,9 @@ class _Schedule:
             model = self._model
             self._handles.append(model.register_forward_pre_hook(self._before, prepend=True))
             self._handles.append(model.register_forward_hook(self._after, always_call=True))
-            drain = model.register_state_dict_pre_hook(_drain_before_state)  # type: ignore[no-untyped-call]
+            drain = model.register_state_dict_pre_hook(drain_before_state)  # type: ignore[no-untyped-call]
             self._handles.append(drain)
-            _drain_on_parameters(model, sharing)
+            drain_on_parameters(model, sharing)
 
     def is_late(self) -> bool:
         if not self._is_ready:
@@ -450,7 +450,7 @@ class _Schedule:
     def close(self) -> None:
         for handle in (*self._handles, *self._gates):
             handle.remove()
-        _lazy_models.pop(self._model, None)
+        forget(self._model)
 
 
 class _Gate:
@@ -489,42 +489,6 @@ class _Trial:
                 late, synchronous = (statistics.median(self._times[k]) for k in (True, False))
                 self._chosen = late <= synchronous
         self._last = now
-
-
-# Models whose parameters may be behind: who asks for all parameters at once gets them up to date.
-_lazy_models: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Sharing]] = (
-    weakref.WeakKeyDictionary()
-)
-_patched = False
-
-
-def _drain(model: torch.nn.Module) -> None:
-    reference = _lazy_models.get(model)
-    sharing = reference() if reference is not None else None
-    if sharing is not None:
-        sharing.settle()
-
-
-def _drain_before_state(model: torch.nn.Module, _prefix: str, _keep_vars: bool) -> None:
-    _drain(model)
-
-
-def _drain_on_parameters(model: torch.nn.Module, sharing: Sharing) -> None:
-    """`model.parameters()` and the like settle first: torch has no hook for them."""
-    global _patched
-    _lazy_models[model] = weakref.ref(sharing)
-    if _patched:
-        return
-    _patched = True
-    original = torch.nn.Module.named_parameters
-
-    @wraps(original)
-    def settle_first(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if _lazy_models:
-            _drain(self)
-        return original(self, *args, **kwargs)
-
-    torch.nn.Module.named_parameters = settle_first  # type: ignore[method-assign]
 
 
 def _is_compiled(model: torch.nn.Module) -> bool:

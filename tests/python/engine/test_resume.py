@@ -256,7 +256,7 @@ class TestSchedules:
         engine.close()
 
     def test_one_in_a_sequence_is_tracked_with_it(self, tmp_path: Path) -> None:
-        from tradewind.engine.checkpointing import untracked_schedulers
+        from tradewind.engine.schedulers import untracked_schedulers
 
         with make_engine(tmp_path) as engine:
             optimizer = engine.optimizer
