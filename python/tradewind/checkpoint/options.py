@@ -24,7 +24,7 @@ class Checkpoint:
     Args:
         path: directory of the checkpoints, which all ranks share, or a URL (`s3://BUCKET/PREFIX`,
             or any that fsspec knows); None: the place's (`TRADEWIND_CHECKPOINT_DIR`), else
-            RUN/checkpoints.
+            RUN/checkpoints. Of several ranks, that of rank 0.
         every: "auto" saves as often as pays (Daly's interval from what saves cost and how often the
             run fails); a number of updates; or a time, as a timedelta or as text ("10min").
         keep: how many of the newest checkpoints stay.
@@ -93,6 +93,15 @@ class Checkpoint:
     def schedule(self) -> Every:
         """`every`, understood."""
         return parse_every(self.every)
+
+    def described(self) -> dict[str, Any]:
+        """What all ranks must have alike, as JSON values."""
+        return {
+            "every": str(self.schedule),
+            "keep": self.keep,
+            "keep_every": self.keep_every,
+            "peers": self.peers,
+        }
 
     def prior_mtbf(self, num_machines: int) -> timedelta:
         """Mean time between failures of a run on so many machines, before any was seen."""

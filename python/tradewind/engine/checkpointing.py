@@ -83,6 +83,8 @@ class Checkpointing:
         self._granted_step = 0
         self._deaf_until = -1  # wishes of rounds before this step were granted
         self._notice: Notice | None = None
+        if engine._sharing is not None:  # names with the time in them differ
+            path = engine._sharing.tell_all("checkpoint path", path)[0]
         self._checkpointer = Checkpointer(
             path,
             options.keep,

@@ -162,6 +162,7 @@ class Engine:
         self.optimizer = make_optimizer(optimizer, named, options, model)
         kept = kept_in_float32(model, named, keep_fp32)
         config = describe(self.optimizer, options, model)
+        config["checkpoint"] = checkpoint.described() if checkpoint is not None else None
         self._sharing: Sharing | None = None
         if meeting is not None:
             assert share is not None

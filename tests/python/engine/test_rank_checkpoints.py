@@ -346,6 +346,28 @@ def test_an_error_of_one_rank_does_not_hang_the_others(ranks: Ranks, tmp_path: P
     assert found[0].type == "SharingError"
 
 
+def names_its_own(rank: int, folder: str) -> tuple[str, list[int]]:
+    with make(f"{folder}/{rank}", {}) as engine:
+        engine.save().wait(TIMEOUT_S)
+        return engine.stats()["checkpoint"]["path"], tw.Checkpointer(f"{folder}/0").steps()
+
+
+def test_rank_0_says_where(ranks: Ranks, tmp_path: Path) -> None:
+    found = ranks.run(names_its_own, str(tmp_path), num_ranks=2, timeout_s=TIMEOUT_S)
+    assert found == [(str(tmp_path / "0"), [0])] * 2
+    assert not (tmp_path / "1").exists()
+
+
+def differs(rank: int, folder: str) -> None:
+    make(folder, {}, every=5 + rank)
+
+
+def test_ranks_must_agree_when_to_save(ranks: Ranks, tmp_path: Path) -> None:
+    found = ranks.outcomes(differs, str(tmp_path), num_ranks=2, timeout_s=TIMEOUT_S)
+    for each in found:
+        assert each.type == "ValueError" and "checkpoint.every: '5 steps' against" in each.message
+
+
 def fails_on_one(rank: int, folder: str) -> None:
     with make(folder, {}) as engine:
         loader = DataLoader(Tokens(), batch_size=BATCH)
