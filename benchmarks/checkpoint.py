@@ -1,7 +1,8 @@
 """Checkpoints of AdamW state, ours and every peer's, on one disk in one run.
 
 python benchmarks/checkpoint.py --directory DISK [--json] [--sizes 1 2.5 5] [--saves 3]
-                                [--turns 1] [--only NAME ...] [--small]
+                                [--turns 1] [--batch 192] [--only NAME ...] [--small]
+python benchmarks/checkpoint.py --markdown RESULTS.json [--into PAGE]
 
 Each candidate trains a net of linear layers on the CPU in a process of its own and saves while
 it trains; turns go through the candidates forwards and backwards. `limit` is a raw loop of direct
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -27,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint_small import measure_small
-from measuring import Figure, machine, machine_line, summary, table, text
+from measuring import Figure, fill, machine, machine_line, summary, table, text
 
 CANDIDATES = ("engine", "torch.save", "safetensors", "dcp", "dcp-async")
 PEERS = CANDIDATES[1:]
@@ -45,7 +47,7 @@ def run_part(script: str, *arguments: str) -> dict[str, Any]:
 
 
 def measure_size(
-    gigabytes: float, names: list[str], folder: Path, saves: int, turns: int
+    gigabytes: float, names: list[str], folder: Path, saves: int, turns: int, batch: int
 ) -> dict[str, Any]:
     found: dict[str, dict[str, list[float]]] = {}
     for turn in range(turns):
@@ -54,7 +56,9 @@ def measure_size(
             with tempfile.TemporaryDirectory(dir=folder) as own:
                 script = "checkpoint_limit.py" if name == "limit" else "checkpoint_candidate.py"
                 arguments = [own, str(gigabytes), str(saves)]
-                part = run_part(script, *([] if name == "limit" else [name]), *arguments)
+                if name != "limit":
+                    arguments = [name, *arguments, str(batch)]
+                part = run_part(script, *arguments)
             for key, values in part.items():
                 found.setdefault(name, {}).setdefault(key, []).extend(values)
             print(f"{gigabytes:g} GB, {name}: {part}", file=sys.stderr)
@@ -123,46 +127,58 @@ def size_table(gigabytes: float, case: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def blocks_of(results: dict[str, Any]) -> dict[str, str]:
+    """Tables by the mark that they stand behind in a page."""
+    blocks = {"checkpoint": machine_line(results["machine"])}
+    for size, case in results["sizes_GB"].items():
+        blocks[f"checkpoint, {size} GB"] = size_table(float(size), case)
+    rows = [["commit, ms", *next(iter(results["small"].values()))]]
+    for size, figures in results["small"].items():
+        rows.append([size, *(text(figure, 1e3, 2) for figure in figures.values())])
+    blocks["checkpoint, small"] = table(rows)
+    return blocks
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    options.directory.mkdir(parents=True, exist_ok=True)
+    facts = {**machine(), "cores": os.cpu_count(), "load_before": os.getloadavg()[0]}
+    folder, names = options.directory, options.only
+    cases = {
+        f"{size:g}": measure_size(size, names, folder, options.saves, options.turns, options.batch)
+        for size in ([] if options.small else options.sizes)
+    }
+    small = measure_small(folder)
+    return {"benchmark": "checkpoint", "machine": facts, "sizes_GB": cases, "small": small}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--directory", type=Path, required=True, help="a folder on the disk")
+    parser.add_argument("--directory", type=Path, help="a folder on the disk to be measured")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--sizes", type=float, nargs="*", default=[1.0, 2.5, 5.0], help="in GB")
     parser.add_argument("--saves", type=int, default=3)
     parser.add_argument("--turns", type=int, default=1)
+    parser.add_argument("--batch", type=int, default=192, help="samples of a training step")
     parser.add_argument("--only", nargs="*", default=list(CANDIDATES), choices=CANDIDATES)
     parser.add_argument("--small", action="store_true", help="commits of 4 KB and 10 MB alone")
+    parser.add_argument("--markdown", type=Path, metavar="RESULTS", help="tables of a kept run")
+    parser.add_argument("--into", type=Path, metavar="PAGE", help="put them at a page's marks")
     options = parser.parse_args()
-    options.directory.mkdir(parents=True, exist_ok=True)
-    facts = machine()
-    sizes = (
-        {}
-        if options.small
-        else {
-            f"{size:g}": measure_size(
-                size, options.only, options.directory, options.saves, options.turns
-            )
-            for size in options.sizes
-        }
-    )
-    results = {
-        "benchmark": "checkpoint",
-        "machine": facts,
-        "sizes_GB": sizes,
-        "small": measure_small(options.directory),
-    }
-    if options.json:
+    if options.markdown is None and options.directory is None:
+        parser.error("--directory: expected a folder on the disk to be measured")
+    if options.markdown is not None:
+        results = json.loads(options.markdown.read_text())
+    else:
+        results = measure(options)
+    blocks = blocks_of(results)
+    if options.into is not None:
+        fill(options.into, blocks)
+    elif options.json:
         print(json.dumps(results, indent=2))
-        return
-    print(machine_line(facts))
-    for size, case in sizes.items():
-        print(f"\n{size_table(float(size), case)}")
-    rows = [["commit of", *next(iter(results["small"].values()))]]
-    for size, figures in results["small"].items():
-        rows.append([size, *(text(figure, 1e3, 2) for figure in figures.values())])
-    print(f"\nmilliseconds\n{table(rows)}")
+    else:
+        print("\n\n".join(blocks.values()))
 
 
 if __name__ == "__main__":

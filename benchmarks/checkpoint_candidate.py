@@ -1,4 +1,4 @@
-"""One candidate of checkpoint.py in a process of its own: NAME FOLDER GIGABYTES SAVES.
+"""One candidate of checkpoint.py in a process of its own: NAME FOLDER GIGABYTES SAVES BATCH.
 
 A net of linear layers whose parameters and AdamW state take GIGABYTES, trained on the CPU with
 enough samples that a step takes about as long as the disk needs."""
@@ -20,7 +20,6 @@ from typing import Any
 import torch
 
 WIDTH = 2048
-BATCH = 192
 STATE_BYTES_PER_PARAMETER = 12  # float32 parameter and two moments
 PLAIN_STEPS = 3
 
@@ -38,10 +37,10 @@ def make_net(gigabytes: float) -> torch.nn.Module:
 class Candidate(ABC):
     """Trains `net` in plain torch and saves in its own way into `folder`."""
 
-    def __init__(self, net: torch.nn.Module, folder: Path) -> None:
+    def __init__(self, net: torch.nn.Module, folder: Path, batch: int) -> None:
         self.net = net
         self.folder = folder
-        self.inputs = torch.randn(BATCH, WIDTH)
+        self.inputs = torch.randn(batch, WIDTH)
         self.optimizer: Any = None
         self.num_saves = 0
         self.prepare()
@@ -263,8 +262,8 @@ def touch_free_memory(num_bytes: int) -> None:
 
 def main() -> None:
     name, folder = sys.argv[1], Path(sys.argv[2])
-    gigabytes, saves = float(sys.argv[3]), int(sys.argv[4])
-    candidate = CANDIDATES[name](make_net(gigabytes), folder)
+    gigabytes, saves, batch = float(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5])
+    candidate = CANDIDATES[name](make_net(gigabytes), folder, batch)
     for _ in range(2):
         candidate.step()
     for _ in range(2):  # files to overwrite, buffers, code paths: as in the middle of a run
