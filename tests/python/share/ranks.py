@@ -83,9 +83,15 @@ class Ranks:
             if not connection.poll(max(0.0, deadline - time.monotonic()))
         ]
         if late:
+            raised = [
+                f"; rank {rank} had raised: {outcome.traceback}"
+                for rank, connection in enumerate(chosen)
+                if rank not in late and _is_error(outcome := pickle.loads(connection.recv_bytes()))
+            ]
             self._end()
             raise TimeoutError(
                 f"{function.__name__}: ranks {late} did not end within {timeout_s} s"
+                + "".join(raised)
             )
         try:
             return [pickle.loads(connection.recv_bytes()) for connection in chosen]
