@@ -445,12 +445,7 @@ class Checkpointer:
     def _taken(self, found: Found, saved: Any) -> None:
         self.restored = json_values(saved)
         self.not_restored = []
-        self.facts = dict(found.reader.manifest.facts)
-        self._parent = self._verified_name(found.name)
-
-    def _verified_name(self, name: CommitName) -> str:
-        self._verified = name
-        return name.folder
+        self._verified, self._parent = found.name, found.name.folder
 
     def _pass_over(self, name: CommitName, why: str) -> None:
         self._tell("passed-over", f"{name.folder} is passed over: {why}")
